@@ -146,7 +146,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
         self._evicting = [layer for _, layer in self.paged_layers]
         self._first_paged = next((at for at, _ in self.paged_layers), None)
-        self._plan = Plan([layer.member for layer in self._evicting], self._padding, options.static)
+        self._plan = Plan([layer.state for layer in self._evicting], self._padding, options.static)
         for layer in self._evicting:
             layer.plan = self._plan
         # Computed here, because masks and `update` read it for every token.

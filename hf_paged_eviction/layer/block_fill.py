@@ -5,8 +5,9 @@ from torch import Tensor
 
 from ..masks.padding import Padding
 from ..store.columns import Columns
+from ..store.store import Store
+from ..table.table import BlockTable
 from .exposed import ExposedStates
-from .layer_state import LayerState
 
 
 class BlockFill:
@@ -15,19 +16,24 @@ class BlockFill:
     It is valid until victims are due again, as long as rows, slots and storage do not change.
 
     Args:
-        state: state of the layer, whose next token overwrites another.
-        slots: slots of the next tokens, of all layers that fill their blocks together.
-        place: the layer among them.
+        table, store: of the layer, whose next token overwrites another.
         padding: the pads of the batch.
         exposed: tensors of the store that the user has, which have to be checked.
+        slots: slots of the next tokens, of all layers that fill their blocks together.
+        place: the layer among them.
     """
 
     def __init__(
-        self, state: LayerState, slots: "SlotsOfTokens", place: int, padding: Padding, exposed: ExposedStates
+        self,
+        table: BlockTable,
+        store: Store,
+        padding: Padding,
+        exposed: ExposedStates,
+        slots: "SlotsOfTokens",
+        place: int,
     ) -> None:
-        table, store = state.known, state.store
+        self._table, self._columns, self._padding, self._exposed = table, store.columns, padding, exposed
         columns = store.columns
-        self._state, self._table, self._padding, self._exposed = state, table, padding, exposed
         self._slots, self._place, self._first = slots.by_token, place, table.counters.seen
         self._phase, self._choice, self._layout = table.phase, table.choice, columns.layout
         keys, values, (rows, heads, _) = columns.tensors["keys"], columns.tensors["values"], columns.shape
@@ -35,19 +41,18 @@ class BlockFill:
         self._kind = keys.dtype, keys.device
         self._read = "rerotated" if store.turns else "keys"
 
-    def write(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Write a token, `[B, H, 1, dim]`, and count it in the table.
+    def write(self, table: BlockTable | None, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Write a token, `[B, H, 1, dim]`, and count it in the table, the present one of the layer.
 
         Returns:
             The columns that attention reads; None if the token differs in kind from those held, or if something has
             to be decided.
         """
-        state, table, columns = self._state, self._table, self._state.store.columns
-        seen = table.counters.seen
+        columns, counters = self._columns, self._table.counters
+        seen = counters.seen
         at = seen - self._first
         if (
-            state.table is not table
-            or state.pending is not None
+            table is not self._table
             or not 0 <= at < len(self._slots)
             or table.choice is not self._choice
             or table.phase is not self._phase
@@ -64,7 +69,7 @@ class BlockFill:
         tensors, place = columns.tensors, self._place
         for name, by_layer in self._slots[at]:
             columns.put(name, by_layer[place], values if name == "values" else keys)
-        table.counters.seen, table.counters.in_arrival_order = seen + 1, False
+        counters.seen, counters.in_arrival_order = seen + 1, False
         return tensors[self._read], tensors["values"]
 
 

@@ -270,7 +270,7 @@ class Forwards:
         check_static_attention(self._attention.name)
         self._check_attention(look=True)
         for layer in self._layers:
-            layer.exposed.check()
+            layer.state.exposed.check()
         for layer in () if self._attention.name == PAGED_EVICTION else self._layers:
             layer.kv_unchanged = False  # nothing would read what is attached to keys
         if seen < self._padding.all_real_from:

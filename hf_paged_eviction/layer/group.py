@@ -12,11 +12,13 @@ from torch import Tensor
 
 from ..parts import split_rows
 from ..ranking import KEEP
+from ..static.slots import NextSlots
 from ..store.room import static_zeros
 from ..table.state import Counters, TableState, join
 from ..table.table import BlockTable, ScoreSlots
 from .block_fill import BlockFill, SlotsOfTokens
-from .member import Member, NextSlots
+from .layer_state import LayerState
+from .scores import ask, in_slots
 
 #: Makes a context manager.
 Around = Callable[[], AbstractContextManager[Any]]
@@ -32,15 +34,15 @@ class Group:
         next_slots: slots of the next token in compiled steps; None before `begin_steps`.
 
     Args:
-        members: members of these layers, in the order of the model.
+        layers: these layers, in the order of the model.
         around: see `Plan.surround`.
     """
 
-    def __init__(self, members: Sequence[Member], around: Around = nullcontext) -> None:
-        self.members = list(members)
+    def __init__(self, layers: Sequence[LayerState], around: Around = nullcontext) -> None:
+        self.layers = list(layers)
         self.around = around
         self.next_slots: NextSlots | None = None
-        self._tables = [member.state.known for member in members]
+        self._tables = [layer.known for layer in layers]
         self._handed_out: list[TableState] = []
         self._layouts: list[object] = []  # of the stores when single tokens were prepared
         self.table = self._tables[0]
@@ -50,10 +52,10 @@ class Group:
             self.table.give(join([table.state for table in self._tables]))
             self._hand_out()
 
-    def serves(self, members: Sequence[Member]) -> bool:
+    def serves(self, layers: Sequence[LayerState]) -> bool:
         """Whether these layers still use the tensors of this group. In a forward of several tokens a layer makes new
         tensors."""
-        tables = [member.state.known for member in members]
+        tables = [layer.known for layer in layers]
         if len(tables) != len(self._tables) or any(map(is_not, tables, self._tables)):
             return False
         # A group of one layer uses the layer's own tensors.
@@ -67,10 +69,10 @@ class Group:
         counters = vars(self._tables[0].counters)
         return (
             len(self._layouts) == len(self._tables)
-            and self.serves(self.members)
+            and self.serves(self.layers)
             and all(
-                member.state.store.columns.layout is layout and vars(table.counters) == counters
-                for member, layout, table in zip(self.members, self._layouts, self._tables, strict=True)
+                layer.store.columns.layout is layout and vars(table.counters) == counters
+                for layer, layout, table in zip(self.layers, self._layouts, self._tables, strict=True)
             )
         )
 
@@ -92,12 +94,12 @@ class Group:
 
     def _choose_victims(self, real: Tensor | None) -> None:
         if not self._handed_out:
-            self._begin(_choose(self.table, self.members[0].scores.in_slots, real, self._shows_scores))
+            self._begin(_choose(self.table, lambda slots: in_slots(self.layers[0], slots), real, self._shows_scores))
             return
         self.table.write_back()
         self._hand_counters()
-        real = None if real is None else real.repeat(len(self.members), 1)
-        begins = _choose(self.table, _score_together(self.members, self.table), real, self._shows_scores)
+        real = None if real is None else real.repeat(len(self.layers), 1)
+        begins = _choose(self.table, _score_together(self.layers, self.table), real, self._shows_scores)
         choices = split_rows(self.table.choice, self._tables[0].rows)
         self._handed_out = [
             replace(state, choice=choice) for state, choice in zip(self._handed_out, choices, strict=True)
@@ -110,32 +112,32 @@ class Group:
     @property
     def _shows_scores(self) -> bool:
         """Whether an action plans for blocks that go: it is shown their scores, so they have to be worked out."""
-        return self.members[0].state.action.plans
+        return self.layers[0].action.plans
 
     def _begin(self, begins: Tensor) -> None:
         """Blocks are about to be overwritten: tell the layers' actions, where they want to know, and turn keys."""
-        if self.members[0].state.action.plans:
-            for member, begins_here in zip(self.members, begins.split(self._tables[0].rows), strict=True):
-                member.state.plan(begins_here)
+        if self.layers[0].action.plans:
+            for layer, begins_here in zip(self.layers, begins.split(self._tables[0].rows), strict=True):
+                layer.plan(begins_here)
         if self.table.tokens.shifts is not None:
-            for member in self.members:
-                member.state.rerotate_keys()
+            for layer in self.layers:
+                layer.rerotate_keys()
 
     def fill(self) -> None:
         """Prepare single tokens to be written until victims are due again."""
-        table, first = self.table, self.members[0].state
+        table, first = self.table, self.layers[0]
         slots = SlotsOfTokens(first.store.columns, first.rows, table.next_slots(table.tokens_until_due))
         self._layouts = []
-        for place, member in enumerate(self.members):
-            if member.may_fill:
-                member.fill = BlockFill(member.state, slots, place, member.padding, member.exposed)
-            self._layouts.append(member.state.store.columns.layout)
+        for place, layer in enumerate(self.layers):
+            if layer.may_fill:
+                layer.fill = BlockFill(layer.known, layer.store, layer.padding, layer.exposed, slots, place)
+            self._layouts.append(layer.store.columns.layout)
 
     # ---- compiled steps -----------------------------------------------------------------------------------------
 
     def begin_steps(self, old: NextSlots | None) -> None:
         """Take compiled steps from now on; `old`: slots of earlier steps, whose tensors are used again if they fit."""
-        table, own_mask, visible = self.table, self.members[0].own_mask, None
+        table, own_mask, visible = self.table, self.layers[0].own_mask, None
         shape = (*table.phase.full_at.shape, 1)
         slots = _taken_over(None if old is None else old.slots, shape, table.device, torch.int64)
         if own_mask and not (table.full and table.all_real):
@@ -145,8 +147,8 @@ class Group:
             visible[..., table.held :] = False
         all_real = table.all_used if own_mask else table.full and table.all_real
         self.next_slots = NextSlots(slots, visible, all_real, None if all_real else visible)
-        for index, member in enumerate(self.members):
-            member.join(self.next_slots, index)
+        for index, layer in enumerate(self.layers):
+            layer.join(self.next_slots, index)
 
     def prepare_step(self) -> None:
         """Choose victims that are due, and compute the slots of the next token."""
@@ -245,27 +247,20 @@ def _next_victim(table: BlockTable, moving: Tensor) -> Tensor:
     return _victim_ahead(table, moving)
 
 
-def _score_together(members: Sequence[Member], table: BlockTable) -> ScoreSlots:
-    """The `Scores.in_slots` of alike layers as one: rows are those of all layers, layer by layer, as in the `table`."""
-    first = members[0]
+def _score_together(layers: Sequence[LayerState], table: BlockTable) -> ScoreSlots:
+    """The `in_slots` of alike layers as one: rows are those of all layers, layer by layer, as in the `table`."""
+    first, rows = layers[0], layers[0].known.rows
 
     def one_by_one(slots: Tensor | None) -> Tensor:
-        parts = [None] * len(members) if slots is None else slots.split(first.state.known.rows)
-        return torch.cat([member.scores.in_slots(part) for member, part in zip(members, parts, strict=True)])
+        parts = [None] * len(layers) if slots is None else slots.split(rows)
+        return torch.cat([in_slots(layer, part) for layer, part in zip(layers, parts, strict=True)])
 
     def at_once(slots: Tensor | None) -> Tensor:
         if slots is None:
             return one_by_one(None)
-        parts = slots.split(first.state.known.rows)
-        keys, values = zip(
-            *(member.state.store.at(part) for member, part in zip(members, parts, strict=True)), strict=True
-        )
-        return first.scores.ask(
-            torch.cat(keys),
-            torch.cat(values),
-            table.tokens.positions.gather(-1, slots),
-            table.seen - table.pads,
-        )
+        states = [layer.store.at(part) for layer, part in zip(layers, slots.split(rows), strict=True)]
+        keys, values = map(torch.cat, zip(*states, strict=True))
+        return ask(first, keys, values, table.tokens.positions.gather(-1, slots), table.seen - table.pads)
 
-    stackable = first.needs.token_local and not first.needs.by_layer and not first.scores.early
-    return at_once if stackable and all(member.rotary is first.rotary for member in members) else one_by_one
+    stackable = first.needs.token_local and not first.needs.by_layer and not first.early
+    return at_once if stackable and all(layer.scorer.rotary is first.scorer.rotary for layer in layers) else one_by_one

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..autocast import without_autocast
 from ..masks.padding import Padding
+from .moves import check_out, slots_of, take_out
 from .paged import PagedLayer
 from .plan import Plan
 
@@ -50,11 +51,11 @@ class Hiding:
         self._plan.commit()
         hidden = self._padding.without(columns)
         for layer in self._layers:
-            layer.removal.check(hidden.ends)
-        gone = [layer.removal.slots(hidden.positions) for layer in self._layers]
+            check_out(layer.state, hidden.ends)
+        gone = [slots_of(layer.state, hidden.positions) for layer in self._layers]
         level = self._level(gone) if self._uniform else None
         for layer, slots in zip(self._layers, gone, strict=True):
-            layer.removal.take_out(slots, level, hidden.pads)
+            take_out(layer.state, slots, level, hidden.pads)
         self._padding.hide(hidden)
 
     @staticmethod

@@ -7,35 +7,59 @@ from torch import Tensor
 
 from ..allocators.split import LayerBudget
 from ..disposals import EvictionAction, Held
+from ..masks.padding import Padding
 from ..policies.scorer import Scorer
 from ..queries.recorder import QueryRecorder
 from ..saved import SavedState, StateDict
+from ..static.ring import QueryRing
+from ..static.slots import NextSlots
 from ..store.arriving import StateKind
 from ..store.pending import Offered, Pending
 from ..store.store import Store
 from ..store.tensors import with_new
 from ..table.budget import BlockBudget
 from ..table.table import BlockTable
+from .block_fill import BlockFill
+from .exposed import ExposedStates
 from .stats import LayerStats
+
+#: Keys and values for attention; None where they are read from the store.
+Shown = tuple[Tensor, Tensor] | None
 
 
 class LayerState:
-    """The parts of one layer: store, table, budget, action and recorder.
+    """One layer as the layers of a cache see each other: its parts, and what is done to all of them.
+
+    Other modules of this folder work on it: `intake` takes in tokens, `scores` asks the policy, `overflow` chooses what
+    stays, `moves` takes tokens back or out. A layer holds its plan, and the plan holds these states. If it held layers,
+    or states held the plan, the reference cycle would keep the storage of an unused cache until Python's garbage
+    collector runs.
 
     Attributes:
         store: keys and values.
         budget: budget of the layer.
         action: handles evicted tokens.
         recorder: records queries for the policy; None if the policy needs no queries.
+        scorer: calls the policy, and knows which KV heads evict together.
+        padding: the pads of the batch.
+        exposed: checks the tensors that the user has.
+        needs: needs of the policy.
+        own_mask: whether the model's mask does not fit the layer.
+        may_fill: whether single tokens need no work beside writing, until a block is full.
+        early: whether each token is scored once, before it is rounded: tokens of a prompt when they come, single tokens
+            just before their block is encoded.
+        ring: stores the queries of compiled steps; None if there are none.
         table: positions, scores and victims; None before the first forward.
         seen: number of columns seen, pads and pending tokens included.
         pending: tokens that wait for `crop` or for attention, in addition to those in the table; None = none.
         offered: what the others were told of these tokens; None between forwards.
         came_with_gradients: whether some forward needed gradients.
+        fill: writes the single tokens of the present block; None where the next one needs checks.
+        next_slots: slots of the next token in compiled steps; None before the first.
 
     Args:
-        store, budget, action, recorder: see above.
-        scorer: calls the policy, and knows which KV heads evict together.
+        store, budget, action, recorder, scorer, padding, own_mask: see above.
+        static: whether single tokens are taken in compiled steps.
     """
 
     def __init__(
@@ -45,17 +69,28 @@ class LayerState:
         action: EvictionAction,
         recorder: QueryRecorder | None,
         scorer: Scorer,
+        padding: Padding,
+        own_mask: bool,
+        static: bool,
     ) -> None:
-        self.store = store
-        self.budget = budget
-        self.action = action
-        self.recorder = recorder
+        self.store, self.budget, self.action, self.recorder = store, budget, action, recorder
+        self.scorer, self.padding, self.own_mask = scorer, padding, own_mask
+        self.needs = needs = scorer.policy.needs
+        self.exposed = ExposedStates(scorer.layer_idx)
+        self.may_fill = not (action.plans or action.takes or action.reads or static or store.rounds)
+        self.early = store.rounds and needs.token_local and not action.picks_blocks
+        self.ring = QueryRing() if static and needs.queries else None
+        self.next_slots: NextSlots | None = None
+        self._places = 0, 0  # of its rows among those of `next_slots`
+        self._forget()
+
+    def _forget(self) -> None:
         self.table: BlockTable | None = None
         self.seen = 0
         self.pending: Pending | None = None
         self.offered: Offered | None = None
         self.came_with_gradients = False
-        self._scorer, self._needs = scorer, scorer.policy.needs
+        self.fill: BlockFill | None = None
 
     # ---- what there is --------------------------------------------------------------------------------------------
 
@@ -102,7 +137,7 @@ class LayerState:
         if other.table is None or self.action.picks_blocks or not self.known.can_group_with(other.table):
             return False
         mine, others = self.store.tensors, other.store.tensors
-        local, its_local = self._scorer.local_heads, other._scorer.local_heads
+        local, its_local = self.scorer.local_heads, other.scorer.local_heads
         kind = mine[0].shape, mine[1].shape, mine[0].device, local
         return kind == (others[0].shape, others[1].shape, others[0].device, its_local)
 
@@ -144,6 +179,58 @@ class LayerState:
         single = self.store.rounds and keys.shape[2] == 1
         return with_new(self.store.shown_before(held, real) if single else self.store.shown(held), keys, values)
 
+    # ---- compiled steps -------------------------------------------------------------------------------------------
+
+    def join(self, next_slots: NextSlots, index: int) -> None:
+        """Take compiled steps as layer `index` of a group."""
+        rows = self.rows
+        self.next_slots, self._places = next_slots, (index * rows, (index + 1) * rows)
+        if self.ring is not None:
+            self.ring.make(rows, self.budget.now.block_size)
+
+    def write(self, keys: Tensor, values: Tensor, kv_unchanged: bool) -> tuple[Tensor, Tensor]:
+        """Take in a single token, `[B, H, 1, dim]`, in a compiled step, whose graph this is part of; returns keys and
+        values for attention.
+
+        Args:
+            kv_unchanged: see `KeyOwner`.
+
+        Raises:
+            RuntimeError: the step was not prepared. ValueError: the number of rows has changed.
+        """
+        next_slots, (first, end), store = self.next_slots, self._places, self.store
+        if self.recorder is not None:
+            self.check_attended()
+            self.recorder.expects = True
+        if next_slots is None or keys.shape[0] != end - first:
+            self.known.check_rows(keys.shape[0])
+            raise RuntimeError(f"Layer {self.scorer.layer_idx} was left out of the forward before this one.")
+        store.write(next_slots.slots[first:end, :, 0], keys, values)
+        filling = None if next_slots.filling is None else next_slots.filling[first:end]
+        carrier = store.carrier(keys, None, lambda: filling) if kv_unchanged and not keys.requires_grad else None
+        return store.shown() if carrier is None else (carrier, values)
+
+    def mask(self) -> Tensor | None:
+        """The slots that the token of this compiled step sees, `[B, 1 or kv_heads, 1, slots]` bool; None = all."""
+        visible = None if self.next_slots is None else self.next_slots.visible
+        return None if visible is None else visible[self._places[0] : self._places[1], :, None]
+
+    def written(self) -> None:
+        """Called after the host has counted a token that a compiled step has written."""
+        store, recorder, table = self.store, self.recorder, self.known
+        self.seen += 1
+        if recorder is not None and self.ring is not None:
+            recorder.prepare(table, 1, None)
+            held = table.held if table.may_fill_block or not store.rounds else 0  # reading would decode all tokens
+            recorder.observe_step(table, self.ring.take(table.seen, store.shown(held)[0]))
+        if store.rounds:
+            store.wrote()
+
+    def check_attended(self) -> None:
+        """Raise RuntimeError if attention has not shown the queries of the last forward."""
+        if self.recorder is not None and self.recorder.expects:
+            raise self.recorder.untold(self.scorer.layer_idx)
+
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def start(self, keys: Tensor, values: Tensor) -> BlockTable:
@@ -153,7 +240,7 @@ class LayerState:
         capacity, device = budget.capacity, keys.device
         least = self.store.slots_to_begin_with(count, budget.block_size, capacity)
         self.store.start(keys, values, least, capacity)
-        sets = self._scorer.sets(heads)
+        sets = self.scorer.sets(heads)
         self.table = table = self._new_table(budget, rows, sets, device)
         self.action.start(rows, heads, sets, capacity, device)
         if self.recorder is not None:
@@ -161,7 +248,7 @@ class LayerState:
         return table
 
     def _new_table(self, budget: BlockBudget, rows: int, sets: int, device: torch.device) -> BlockTable:
-        needs, picks = self._needs, self.action.picks_blocks
+        needs, picks = self.needs, self.action.picks_blocks
         interval = 1 if picks else needs.decision_interval
         return BlockTable(
             budget,
@@ -176,9 +263,9 @@ class LayerState:
 
     def clear(self) -> None:
         """Forget every token. Keep the storage."""
-        self.table = self.pending = self.offered = None
-        self.seen = 0
-        self.came_with_gradients = False
+        self._forget()
+        self.next_slots = None
+        self.exposed.forget()
         self.budget.clear()
         self.store.clear()
         self.action.clear()
@@ -263,7 +350,7 @@ class LayerState:
             )
         if self.table is None:
             return {}
-        local, held = self._scorer.local_heads, self.table.held
+        local, held = self.scorer.local_heads, self.table.held
         return {
             "budget": self.budget.now.tokens,
             "held": held,
@@ -290,11 +377,11 @@ class LayerState:
             ValueError: the state does not fit this layer.
         """
         saved.need(bool(saved.keys()), "it has no tokens, and others have")
-        budget, local, in_table = self.budget, self._scorer.local_heads, saved.part("table")
+        budget, local, in_table = self.budget, self.scorer.local_heads, saved.part("table")
         capacity = self._load_budget(saved, in_table.peek("positions", 3))
         self.seen, held = saved.number("seen", seen, seen), saved.number("held", 1, capacity)
         kind = self.store.load_state(saved.part("store"), rows, held, capacity, budget.now.block_size)
-        heads, sets = kind.heads, self._scorer.sets(kind.heads)
+        heads, sets = kind.heads, self.scorer.sets(kind.heads)
         budget.split.check(budget, heads, local)
         process = local.processes(heads), local.first_head(heads)
         there = saved.value("processes", int), saved.value("first_head", int)

@@ -31,18 +31,15 @@ from ..table.budget import BlockBudget
 from ..table.rollback import columns_to_remove
 from ..table.spans import Spans
 from ..table.table import BlockTable
-from .exposed import ExposedStates
 from .gradients import refuse_gradients
-from .kept_tokens import KeptTokens
+from .intake import commit, overflows, take
 from .layer_state import LayerState
-from .member import Member
 from .memory_plan import MemoryPlan
-from .overflow import Overflow
+from .moves import check_back, take_back
+from .overflow import fit
 from .parameters import Common, Place
 from .plan import Plan
-from .removal import Removal
-from .rollback import Rollback
-from .scores import Scores
+from .scores import refresh
 from .stats import LayerStats
 
 
@@ -59,12 +56,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     Attributes:
         record_past: while True, new tokens wait in a buffer until `crop` or the next forward commits them.
         plan: what the layers of the cache decide together; a cache sets it.
-        member: takes in tokens.
         masks_itself: see below.
         memory: turns a budget in bytes into tokens; None if the budget is not in bytes.
-        removal: removes tokens that a later mask hides.
         reads, kv_unchanged: see `KeyOwner`.
-        exposed: checks the tensors that `keys` and `values` returned.
 
     Args:
         budget: budget and protected tokens.
@@ -99,30 +93,17 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.masks_itself = common.masks_itself
         if needs.queries or self.masks_itself or self.action.reads:
             self.recorder = QueryRecorder(Observer(policy, budget.block_size, self.local_heads, self.rotary))
-        scorer = Scorer(policy, self.heads, self.layer_idx, self.local_heads, self.rotary)
-        self.state = LayerState(self.store, layer_budget, self.action, self.recorder, scorer)
-        self.scores = Scores(scorer, self.state)
-        self.rollback = Rollback(self.state, self.scores, self.padding)
-        kept_tokens = KeptTokens(layer_budget, self.action, needs.absolute_noise)
-        self._overflow = Overflow(self.state, self.scores, kept_tokens, needs)
-        self.removal = Removal(self.state, self.scores, kept_tokens)
-        self.exposed = ExposedStates(self.layer_idx)
-        self.member = Member(
-            self.state,
-            self.scores,
-            self._overflow,
-            self.rollback,
-            needs,
-            self.local_heads,
-            self.rotary,
+        self.state = LayerState(
+            self.store,
+            layer_budget,
+            self.action,
+            self.recorder,
+            Scorer(policy, self.heads, self.layer_idx, self.local_heads, self.rotary),
             self.padding,
-            self.exposed,
-            self.layer_idx,
-            may_fill=self._drops and not common.static and not self.store.rounds,
-            own_mask=self.masks_itself,
-            ring=QueryRing() if common.static and needs.queries else None,
+            self.masks_itself,
+            common.static,
         )
-        self.plan = Plan([self.member], self.padding, common.static)
+        self.plan = Plan([self.state], self.padding, common.static)
         self._arrivals = Arrivals(self.layer_idx)
 
     def _make_store(self, budget: BlockBudget, common: Common, place: Place) -> Store:
@@ -162,7 +143,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @without_autocast
     def _exposed(self, name: str) -> Tensor | None:
-        return self.exposed.expose(name, self.store.keys if name == "keys" else self.store.values)
+        return self.state.exposed.expose(name, self.store.keys if name == "keys" else self.store.values)
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -288,8 +269,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     # ---- update ---------------------------------------------------------------------------------------------------
 
     def _check_arriving(self, keys: Tensor, values: Tensor) -> None:
-        if self.exposed.states:
-            self.exposed.check()
+        if self.state.exposed.states:
+            self.state.exposed.check()
         # After a disposal has taken tokens, and with a budget in bytes, those that are held keep their dtype.
         may_widen = self._drops and not self.is_compileable and self.memory is None
         dtype = self._arrivals.check(keys, values, may_widen).dtype
@@ -320,9 +301,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
                 changed.
             RuntimeError: attention has not shown the queries of the last forward; or see `ExposedStates`.
         """
-        recorder, fill = self.recorder, self.member.fill
+        recorder, fill = self.recorder, self.state.fill
         if fill is not None and not self.record_past and (recorder is None or not recorder.expects):
-            attended = fill.write(key_states, value_states)
+            attended = fill.write(self.state.table, key_states, value_states)
             if attended is not None:
                 self.state.seen += 1
                 return attended if recorder is None else self._filled(recorder, key_states, value_states)
@@ -354,8 +335,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return self._interrupt(key_states, value_states)
         if not self.plan.ready:
             self.plan.check_ready()
-        attended = self.member.write(key_states, value_states, self.kv_unchanged)
-        self.plan.took(self.member)
+        attended = self.state.write(key_states, value_states, self.kv_unchanged)
+        self.plan.took(self.state)
         return attended
 
     @outside_graphs
@@ -364,7 +345,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return self._take_in(key_states, value_states)
 
     def _take_in(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        self.member.check_attended()
+        self.state.check_attended()
         keys, values = self._use_then_evict(key_states, value_states)
         self.state.seen += key_states.shape[2]
         return self._expecting(key_states, keys, values)
@@ -398,20 +379,20 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             table.check_rows(keys.shape[0])
         seen, held = state.seen, table.counters.held
         real = self.padding.columns(seen, seen + count, keys.shape[0], keys.device)
-        if self.record_past or (self.recorder is not None and (count > 1 or self.member.overflows(table, count))):
+        if self.record_past or (self.recorder is not None and (count > 1 or overflows(state, count))):
             shown = state.shown_with(held, key_states, value_states, real)
             # They are committed as soon as attention has come; and encoding, or a change of dtype, would change them.
             stays = not (self.record_past or self.store.rounds) and keys is key_states and values is value_states
-            state.pending = Pending(keys, values, real, shown if stays else None)
+            state.pending, state.fill = Pending(keys, values, real, shown if stays else None), None
             return shown
         if count == 1 or (seen and not key_states.requires_grad and not self.store.rounds):
-            attended = self.member.take(self.plan, table, keys, values, real)
+            attended = take(state, self.plan, keys, values, real)
             if attended is not None:
                 return attended
             return self._shown(table, keys, values, in_place=count == 1 and not key_states.requires_grad)
         # The caller's own tensors carry a gradient and are not rounded, which those of the storage may be.
         attended = state.shown_with(held, key_states, value_states)
-        self.member.take(self.plan, table, keys, values, real)
+        take(state, self.plan, keys, values, real)
         return attended
 
     def _shown(self, table: BlockTable, keys: Tensor, values: Tensor, in_place: bool = True) -> tuple[Tensor, Tensor]:
@@ -457,14 +438,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     @without_autocast
     def commit(self) -> None:
         """Commit pending tokens, and evict as necessary. Budgets that depend on all layers stay as they are."""
-        self.member.commit(self.plan)
+        commit(self.state, self.plan)
 
     # ---- attention ------------------------------------------------------------------------------------------------
 
     def mask(self, query_length: int) -> Tensor | None:
         """The mask for the queries of the last `update`, if `masks_itself`; see `KeyOwner.mask`."""
         if query_length == 1 and self.plan.joined:
-            return self.member.mask()
+            return self.state.mask()
         return None if self.recorder is None else self.recorder.mask(self.table, self.state.pending, query_length)
 
     @without_autocast
@@ -490,7 +471,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
                 self._attended(self.recorder, queries)
 
     def _attended(self, recorder: QueryRecorder, queries: Queries) -> None:
-        ring = self.member.ring
+        ring = self.state.ring
         if self.plan.joined and queries.query.shape[2] == 1:
             if ring is not None:
                 ring.put(self.plan.seen[self.state.device], queries.query)
@@ -512,7 +493,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return
         recorder.queries = queries
         if not self.record_past:
-            self.plan.attended(self.member)
+            self.plan.attended(self.state)
 
     @property
     def observed(self) -> dict[str, Tensor]:
@@ -544,7 +525,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         Pending tokens are committed first. Queries of the block that is being filled are observed at the end of the
         next block.
         """
-        self.exposed.check()
+        self.state.exposed.check()
         self.commit()
         self.state.budget.give(budget)
         self.memory = None
@@ -552,7 +533,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.store.give_up()  # room of an earlier prompt
             return
         self.store.prefetch()
-        self._overflow.fit()
+        fit(self.state)
         if self.recorder is not None:
             self.recorder.observer.delay()
 
@@ -570,7 +551,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.state.table is None or not self.state.table.full:
             return
         self.store.prefetch()
-        self._overflow.fit(anew=True)
+        fit(self.state, anew=True)
         if self.recorder is not None:
             self.recorder.observer.delay()
 
@@ -635,23 +616,23 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.state.table is not None and not self.state.seen:
             self.reset()
         elif count:
-            self.rollback.remove(count)
+            take_back(self.state, count)
 
     def check_crop(self, tokens_to_remove: int) -> None:
         """Raise the `ValueError` that `crop` would raise, if any."""
-        self.exposed.check()
+        self.state.exposed.check()
         if self.is_compileable:
             raise refusal("take tokens back (crop)")
         table = self.state.table
         # Pending tokens can always be dropped.
         count = columns_to_remove(tokens_to_remove, self.get_seq_length()) - self.state.waiting
         if table is not None and 0 < count < table.seen:
-            self.rollback.check(count)
+            check_back(self.state, count)
 
     # ---- rows -----------------------------------------------------------------------------------------------------
 
     def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        self.exposed.check()
+        self.state.exposed.check()
         if self.plan.static:
             self.plan.interrupt()
         with torch.inference_mode(False):  # these tensors are written to later, perhaps outside of inference mode
@@ -676,9 +657,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def reset(self) -> None:
         """Forget every token. Keep the storage for the next prompt of the same shape."""
         self.plan.forget()
-        self.member.next_slots = None
-        self.member.fill = None
-        self.exposed.forget()
         self.state.clear()
         self.store.dtype = self._arrivals.kind = None  # the model's dtype may change before the next prompt
 
@@ -690,7 +668,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def offload(self) -> None:
         """Move keys and values to the CPU; the (small) bookkeeping stays."""
-        self.exposed.check()
+        self.state.exposed.check()
         self.store.move_to("cpu")
 
     def prefetch(self) -> None:
@@ -703,7 +681,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         Raises:
             ValueError: tokens are pending. RuntimeError: the last forward failed in the middle.
         """
-        self.exposed.check()
+        self.state.exposed.check()
         if self.plan.static:
             self.plan.count_whole_step()
         if self.state.table is not None and not self.state.waiting:
@@ -711,7 +689,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         state = {**self.state.state_dict(), "kv_unchanged": self.kv_unchanged}
         if not self.plan.static or self.state.table is None:
             return state
-        ring = None if self.member.ring is None else self.member.ring.state_dict()
+        ring = None if self.state.ring is None else self.state.ring.state_dict()
         return {**state, "ring": ring, "all_real": self.plan.all_real if self.plan.joined else None}
 
     def load_state(self, saved: SavedState, rows: int, seen: int) -> bool | None:
@@ -727,8 +705,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized, self.kv_unchanged = True, saved.flag("kv_unchanged")
         if not self.plan.static:
             return None
-        if self.member.ring is not None:
-            self.member.ring.load_state(saved.part("ring"), kind, self.local_heads.latent)
+        if self.state.ring is not None:
+            self.state.ring.load_state(saved.part("ring"), kind, self.local_heads.latent)
         return saved.flag("all_real") if saved.has("all_real") else None
 
     @property
@@ -756,7 +734,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         Raises:
             ValueError: rows or heads hold different numbers of tokens.
         """
-        self.exposed.check()
+        self.state.exposed.check()
         if self.state.table is None:
             return None
         table, pending = self.table, self.state.pending
@@ -801,7 +779,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def block_scores(self) -> Tensor:
         """`[batch, kv_heads, blocks]` float32, the scores that the next eviction compares; nan for blocks that are not
         full."""
-        self.table.refresh_scores(self.scores.in_slots)
+        self.plan.count_step()
+        refresh(self.state)
         return self.table.block_scores().expand(-1, self.state.heads, -1)
 
 

@@ -17,8 +17,11 @@ from ..autocast import without_autocast
 from ..masks.padding import Padding
 from ..store.room import static_zeros
 from .group import Around, Group
-from .member import Member
-from .scores import encode_together
+from .intake import commit, offer
+from .layer_state import LayerState
+from .moves import sort_pads
+from .overflow import offer_held
+from .scores import block_waits, encode
 
 _FORGOTTEN = (
     "A step was compiled without this cache knowing of it. generate() tells it by itself; in a loop of your own call "
@@ -30,7 +33,7 @@ class Plan:
     """The decisions of all paged layers of a cache.
 
     Attributes:
-        members: the layers, in the order of the model. It holds their members, not the layers.
+        layers: the layers, in the order of the model; see `LayerState`.
         static: whether single tokens are taken in compiled steps.
         ready: whether a single token may be written now. The last layer of a step sets it to False.
         begun: some layer has written a token that the last layer has not written: a step is running, or a forward
@@ -40,12 +43,12 @@ class Plan:
         joined: whether groups take compiled steps. Every forward of several tokens ends that.
 
     Args:
-        members, static: see above.
+        layers, static: see above.
         padding: the pads of the batch.
     """
 
-    def __init__(self, members: Sequence[Member], padding: Padding, static: bool = False) -> None:
-        self.members = list(members)
+    def __init__(self, layers: Sequence[LayerState], padding: Padding, static: bool = False) -> None:
+        self.layers = list(layers)
         self.static = static
         self.ready = self.begun = self.uncounted = self.joined = False
         self.seen: dict[torch.device, Tensor] = {}
@@ -53,7 +56,7 @@ class Plan:
         self._around: Around = nullcontext
         # By the layers that were alike: with budgets of several sizes there are several such sets.
         self._found: dict[tuple[int, ...], Group] = {}
-        self._everyone = tuple(range(len(self.members)))
+        self._everyone = tuple(range(len(self.layers)))
         self._stepping: list[Group] = []  # groups that take compiled steps
 
     def surround(self, around: Around) -> None:
@@ -62,33 +65,32 @@ class Plan:
         for group in self._found.values():
             group.around = around
 
-    def begin_block(self, member: Member, real: Tensor | None) -> None:
+    def begin_block(self, layer: LayerState, real: Tensor | None) -> None:
         """See `Together`: for all layers that are like this one."""
         group = self._found.get(self._everyone)
         if group is not None and group.in_step():
             group.take_counters()
         else:
-            state = member.state
-            group = self._group(tuple(at for at, other in enumerate(self.members) if state.can_group_with(other.state)))
-        if member.state.known.victims_due:
+            group = self._group(tuple(at for at, other in enumerate(self.layers) if layer.can_group_with(other)))
+        if layer.known.victims_due:
             group.choose_victims(real)
-        if member.may_fill and real is None:
+        if layer.may_fill and real is None:
             group.fill()
 
     def _group(self, places: tuple[int, ...]) -> Group:
-        members = [self.members[place] for place in places]
+        layers = [self.layers[place] for place in places]
         group = self._found.get(places)
-        if group is None or not group.serves(members):
-            group = self._found[places] = Group(members, self._around)
+        if group is None or not group.serves(layers):
+            group = self._found[places] = Group(layers, self._around)
         group.take_counters()
         return group
 
     def _groups(self) -> list[Group]:
         """All groups. Every layer is in one of them."""
-        rest, groups = list(range(len(self.members))), list[Group]()
+        rest, groups = list(range(len(self.layers))), list[Group]()
         while rest:
-            first = self.members[rest[0]].state
-            places = tuple(place for place in rest if first.can_group_with(self.members[place].state))
+            first = self.layers[rest[0]]
+            places = tuple(place for place in rest if first.can_group_with(self.layers[place]))
             rest = [place for place in rest if place not in places]
             groups.append(self._group(places))
         return groups
@@ -98,36 +100,36 @@ class Plan:
     def commit(self) -> None:
         """Take in the pending tokens of all layers, and evict as necessary; budgets that depend on all layers are
         decided before that."""
-        split = self.members[0].state.budget.split if self.members else None
-        if split is not None and split.waits and all([member.offer() for member in self.members]):
-            offered = self.members[0].state.offered
+        split = self.layers[0].budget.split if self.layers else None
+        if split is not None and split.waits and all([offer(layer) for layer in self.layers]):
+            offered = self.layers[0].offered
             if offered is not None:
                 split.settle(offered.real)
-        for member in self.members:
-            member.commit(self)
+        for layer in self.layers:
+            commit(layer, self)
 
-    def attended(self, member: Member) -> None:
+    def attended(self, layer: LayerState) -> None:
         """Attention has shown the queries of the pending tokens of this layer: take them in, at once or with those of
         all layers."""
-        if not (member.state.budget.split.waits and member.offer()):
-            member.commit(self)
-        elif member is self.members[-1]:
+        if not (layer.budget.split.waits and offer(layer)):
+            commit(layer, self)
+        elif layer is self.layers[-1]:
             self.commit()
 
     def divide(self) -> None:
         """Divide the budget anew among the held tokens, because its total or what is protected has changed."""
-        holding = [member for member in self.members if member.state.held]
+        holding = [layer for layer in self.layers if layer.held]
         if holding:
-            for member in holding:
-                member.overflow.offer_held()
-            table = holding[0].state.known
-            holding[0].state.budget.split.divide_anew(table.seen - table.pads)
+            for layer in holding:
+                offer_held(layer)
+            table = holding[0].known
+            holding[0].budget.split.divide_anew(table.seen - table.pads)
 
     def encode_blocks(self) -> None:
         """Make the codes of the newest block of all layers at once, as soon as the last of them has filled it."""
-        uncoded = [member.scores for member in self.members if member.state.store.uncoded]
-        if all(scores.block_waits for scores in uncoded):
-            encode_together(uncoded)
+        uncoded = [layer for layer in self.layers if layer.store.uncoded]
+        if all(map(block_waits, uncoded)):
+            encode(*uncoded)
 
     # ---- between compiled steps -----------------------------------------------------------------------------------
 
@@ -144,13 +146,13 @@ class Plan:
         self.count_step()
         if self.ready:
             return
-        moved = self._padding.irregular and any([member.rollback.sort_pads() for member in self.members])
+        moved = self._padding.irregular and any([sort_pads(layer) for layer in self.layers])
         if moved or not self.joined:
             self._join()
         for group in self._stepping:
             group.prepare_step()
         for seen in self.seen.values():
-            seen.fill_(self.members[0].seen)
+            seen.fill_(self.layers[0].seen)
         self.ready = True
 
     def count_step(self) -> None:
@@ -163,9 +165,9 @@ class Plan:
         self.uncounted = False
         for group in self._stepping:
             group.advance()
-        for member in self.members:
-            member.written()
-        if self.members[0].state.store.rounds:
+        for layer in self.layers:
+            layer.written()
+        if self.layers[0].store.rounds:
             self.encode_blocks()
 
     def count_whole_step(self) -> None:
@@ -202,16 +204,15 @@ class Plan:
         self._join()
         for group in self._stepping:
             if group.next_slots is not None:
-                group.next_slots.all_real = bool(all_real[self.members.index(group.members[0])])
+                group.next_slots.all_real = bool(all_real[self.layers.index(group.layers[0])])
 
     def _join(self) -> None:
         old = self._stepping
         self._stepping = self._groups()
         for group, before in zip_longest(self._stepping, old[: len(self._stepping)]):
             group.begin_steps(None if before is None else before.next_slots)
-        for member in self.members:
-            if member.device is not None and member.device not in self.seen:
-                self.seen[member.device] = static_zeros((), member.device)
+        for device in {layer.device for layer in self.layers} - {*self.seen}:
+            self.seen[device] = static_zeros((), device)
         self.joined = True
 
     # ---- within a step --------------------------------------------------------------------------------------------
@@ -237,9 +238,9 @@ class Plan:
             raise RuntimeError(_FORGOTTEN)
         self.prepare()
 
-    def took(self, member: Member) -> None:
-        """The layer of this member has written the token."""
-        self.begun = member is not self.members[-1]
+    def took(self, layer: LayerState) -> None:
+        """This layer has written the token."""
+        self.begun = layer is not self.layers[-1]
         if not self.begun:
             self.ready = False
             self.uncounted = True

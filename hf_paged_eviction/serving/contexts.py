@@ -11,6 +11,7 @@ from torch import Tensor
 from ..cache import PagedEvictionCache
 from ..disposals import Drop
 from ..layer.paged import PagedLayer
+from ..layer.scores import encode
 from ..precision.coded import CodedStore
 from ..queries.observer import Observer
 from ..store.columns import gather_slots
@@ -139,8 +140,8 @@ class _Part:
 
     @classmethod
     def of(cls, layer: PagedLayer) -> "_Part":
-        layer.member.scores.encode()
-        table, recorder, early = layer.table, layer.recorder, layer.member.scores.early
+        encode(layer.state)
+        table, recorder, early = layer.table, layer.recorder, layer.state.early
         sets, held = table.positions.shape[1:]
         limits = [table.capacity] * sets if table.limits is None else table.limits[0].tolist()
         order = table.phase.order  # slots in order, empty ones last

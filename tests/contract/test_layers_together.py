@@ -50,7 +50,7 @@ def pair(model: Any, **settings: Any) -> tuple[PagedEvictionCache, PagedEviction
     """A cache whose layers choose together, and one whose layers choose one by one."""
     together, apart = (models.paged(model.config, **{"budget": 24, "block_size": 4, **settings}) for _ in range(2))
     for _, layer in apart.paged_layers:
-        layer.plan = Plan([layer.member], layer.padding)
+        layer.plan = Plan([layer.state], layer.padding)
     return together, apart
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.layer.scores import in_slots
 from hf_paged_eviction.recipes.procedures.probe import compress_by_probe
 from reference import Recorder, assert_exact
 
@@ -93,7 +94,7 @@ def test_a_mean_counts_the_probes_queries_alone() -> None:
     cache = room(model, policy="attention_mean")
     compress(model, cache, ids, mask, 64, 13)
     for index, layer in cache.paged_layers:
-        scores = layer.scores.in_slots(None)
+        scores = in_slots(layer.state, None)
         for at, row in enumerate(rows):
             expected = probed("llama", row, 13, 2, index, mean=True)
             torch.testing.assert_close(scores[at, :, 30 - len(row) :], expected, rtol=1e-4, atol=2e-5)

@@ -183,7 +183,7 @@ def test_a_budget_larger_than_the_prompt_in_inference_mode_and_out_of_it() -> No
 
 def addresses(cache: PagedEvictionCache) -> list[int]:
     pointers = [states.data_ptr() for layer in cache.layers for states in (layer.keys, layer.values)]
-    next_slots = [layer.member.next_slots for _, layer in cache.paged_layers]
+    next_slots = [layer.state.next_slots for _, layer in cache.paged_layers]
     return pointers + [slots.slots.data_ptr() for slots in next_slots if slots is not None]
 
 

@@ -20,7 +20,7 @@ import hf_paged_eviction
 import models
 from hf_paged_eviction import PagedEvictionCache, Verification, verify
 from hf_paged_eviction.disposals.recall.action import RecallAction
-from hf_paged_eviction.layer import kept_tokens
+from hf_paged_eviction.layer import overflow
 from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction.masks.padding import Padding
 from hf_paged_eviction.queries import attention
@@ -131,9 +131,7 @@ def wrong_positions() -> AbstractContextManager[Any]:
 
 
 def nothing_protected() -> AbstractContextManager[Any]:
-    return patch.object(
-        kept_tokens.KeptTokens, "protected", lambda self, table, positions: torch.zeros_like(positions).bool()
-    )
+    return patch.object(overflow, "_protected", lambda state, positions: torch.zeros_like(positions).bool())
 
 
 def pads_ignored() -> AbstractContextManager[Any]:
@@ -160,7 +158,7 @@ def no_mask_of_its_own() -> AbstractContextManager[Any]:
 
 
 def a_crash() -> AbstractContextManager[Any]:
-    return patch.object(kept_tokens, "best_tokens", lambda keys, positions, count: keys[..., :count] * 10)
+    return patch.object(overflow, "best_tokens", lambda keys, positions, count: keys[..., :count] * 10)
 
 
 @pytest.mark.parametrize(

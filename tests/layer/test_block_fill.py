@@ -68,7 +68,7 @@ def test_as_if_decided_one_by_one(
         settings["budget"] = 32
     quick, slow = (PagedEvictionCache(model.config, **settings) for _ in range(2))
     for _, layer in slow.paged_layers:
-        layer.member.may_fill = False
+        layer.state.may_fill = False
     written = 0
     write = BlockFill.write
 

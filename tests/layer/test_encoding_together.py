@@ -11,7 +11,7 @@ import torch
 import models
 from counted import Operators
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.layer.scores import encode_together
+from hf_paged_eviction.layer.scores import encode
 from hf_paged_eviction.precision.codec import Codec
 from hf_paged_eviction.precision.coded import CodedStore
 
@@ -49,8 +49,8 @@ def codes(cache: PagedEvictionCache) -> list[torch.Tensor]:
 def test_codes_are_the_same(settings: dict[str, Any]) -> None:
     alone, together = waiting(3, **settings), waiting(3, **settings)
     for _, layer in alone.paged_layers:
-        layer.scores.encode()
-    encode_together([layer.scores for _, layer in together.paged_layers])
+        encode(layer.state)
+    encode(*[layer.state for _, layer in together.paged_layers])
     for ours, expected in zip(codes(together), codes(alone), strict=True):
         assert torch.equal(ours, expected)
 
@@ -60,7 +60,7 @@ def test_more_layers_take_few_operators_more() -> None:
     for layers in (1, 2, 3):
         cache = waiting(layers)
         with Operators() as operators:
-            encode_together([layer.scores for _, layer in cache.paged_layers])
+            encode(*[layer.state for _, layer in cache.paged_layers])
         counts.append(operators.count)
     first, second, third = counts
     assert third - second < 0.6 * first

@@ -91,7 +91,7 @@ def test_storage_made_early_in_half_precision() -> None:
 def test_layers_that_chose_together_in_inference_mode_and_go_on_out_of_it() -> None:
     """What they share then is written to in either mode."""
     one, other, alone = make(), make(), make()
-    one.plan = other.plan = Plan([one.member, other.member], one.padding)
+    one.plan = other.plan = Plan([one.state, other.state], one.padding)
     with torch.inference_mode():
         text = torch.randn(2, 1, 1, 60, 2)
     for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 60))]:
@@ -140,7 +140,7 @@ def test_layers_that_choose_together_tell_what_each_row_has_seen() -> None:
     mask[0, :3] = False
     policy, padding = Following(), Padding(mask)
     layers = [make(policy, padding), make(policy, padding)]
-    plan = Plan([layer.member for layer in layers], padding)
+    plan = Plan([layer.state for layer in layers], padding)
     for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 35))]:
         for layer in layers:
             layer.plan = plan

@@ -1,0 +1,100 @@
+"""Take tokens of a layer back, as if they had never come, or out, because a later mask hides them."""
+
+import torch
+from torch import Tensor
+
+from ..table.rollback import order_without
+from .layer_state import LayerState
+from .overflow import with_lowest
+from .scores import encode
+
+# ---- taking back ----------------------------------------------------------------------------------------------------
+
+
+def check_back(state: LayerState, count: int) -> None:
+    """Check that the last `count` columns can be taken back; some column must remain.
+
+    Raises:
+        ValueError: some of these tokens have been evicted.
+    """
+    state.action.check_crop(count)
+    order_without(state.known, count, _tokens_among(state, count), _pads_without(state, count))
+
+
+def take_back(state: LayerState, count: int) -> None:
+    """Take back the last `count` columns; some column must remain.
+
+    Raises:
+        ValueError: see `check_back`.
+    """
+    pads = _pads_without(state, count)
+    order = order_without(state.known, count, _tokens_among(state, count), pads)
+    encode(state)
+    state.move(order, count, pads)
+
+
+def sort_pads(state: LayerState) -> bool:
+    """Move pads in the middle of the text to the lowest slots, if the next token takes the last free slot.
+
+    Returns:
+        Whether anything was moved.
+    """
+    table = state.known
+    if table.held + 1 != table.capacity:
+        return False
+    encode(state)
+    state.move(table.positions.argsort(stable=True, dim=-1), 0, table.pads)
+    return True
+
+
+def _pads_without(state: LayerState, count: int) -> Tensor:
+    """`[B]` columns that count for no position, among all but the last `count`."""
+    table = state.known
+    later = state.padding.counted(table.seen - count, table.seen, table.rows, table.device)
+    return table.pads if later is None else table.pads - (~later).sum(-1)
+
+
+def _tokens_among(state: LayerState, count: int) -> Tensor:
+    """`[B]` real tokens among the last `count` columns that are not hidden."""
+    table = state.known
+    later = state.padding.columns(table.seen - count, table.seen, table.rows, table.device)
+    return torch.full_like(table.pads, count) if later is None else later.sum(-1)
+
+
+# ---- taking out -----------------------------------------------------------------------------------------------------
+
+
+def check_out(state: LayerState, ends: bool) -> None:
+    """Check that tokens can be removed; `ends`: no visible token of their row follows them.
+
+    Raises:
+        ValueError: the disposal cannot undo its work on evicted tokens.
+    """
+    table = state.table
+    if table is not None and table.held:
+        state.action.check_removal(bool((table.evicted_tokens > 0).any()), ends)
+
+
+def slots_of(state: LayerState, hidden: Tensor) -> Tensor:
+    """`[B, S, held]` bool: the slots of the tokens whose positions are True in `hidden` `[B, seen]`."""
+    positions = state.known.positions
+    is_hidden = hidden.to(positions.device).gather(1, positions.clamp_min(0).flatten(1)).view_as(positions)
+    return is_hidden & (positions >= 0)
+
+
+def take_out(state: LayerState, gone: Tensor, level: Tensor | None, pads: Tensor) -> None:
+    """Remove tokens, whatever their scores. Their slots are the first to be used again.
+
+    Args:
+        gone: see `slots_of`.
+        level: `[B]` number of slots to empty in each set, at least the number of `gone` slots in any set. The tokens
+            with the lowest scores fill the difference. None = empty only the `gone` slots.
+        pads: `[B]` number of columns without a position from now on.
+    """
+    encode(state)
+    if level is not None:
+        missing = level.to(gone.device)[:, None] - gone.sum(-1)
+        if bool((missing > 0).any()):
+            gone = with_lowest(state, gone, missing)
+    state.known.empty_out(gone)
+    state.take_out(gone, pads.to(gone.device))
