@@ -46,6 +46,7 @@ from .queries.attention import ModelAttention, forget_handover, hand_over
 from .saving import context
 from .static.checks import check_static, refusal
 from .store.tensors import byte_count
+from .table.bounds import spans_in
 from .table.gaps import Positions
 from .table.rollback import columns_to_remove, crop_all_or_none
 from .table.spans import Spans, of_rows
@@ -569,7 +570,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         recording = any(getattr(layer, "record_past", False) for layer in self.layers)
         settings = {**self._options.settings(self.budget), "record_past": recording}
         if len(self._options.sizes.spans) > 1:  # for the present rows
-            settings["protect"] = self._evicting[0].table.spans
+            settings["protect"] = spans_in(self._evicting[0].table.phase.bounds)
         config, weights = self._attention.config, self._weights
         if model is not None:
             context.refuse_other_model(config, model.config)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ..parts import split_rows
-from ..ranking import KEEP
 from ..static.slots import NextSlots
 from ..store.room import static_zeros
 from ..table.state import Counters, TableState, join
 from ..table.table import BlockTable, ScoreSlots
+from ..table.victims import choose
 from .block_fill import BlockFill, SlotsOfTokens
 from .layer_state import LayerState
 from .scores import ask, in_slots
@@ -48,7 +48,7 @@ class Group:
         self.table = self._tables[0]
         if len(self._tables) > 1:
             self.table = copy(self.table)
-            self.table.counters = Counters()
+            self.table.counters = Counters(self.table.block_size)
             self.table.give(join([table.state for table in self._tables]))
             self._hand_out()
 
@@ -94,12 +94,12 @@ class Group:
 
     def _choose_victims(self, real: Tensor | None) -> None:
         if not self._handed_out:
-            self._begin(_choose(self.table, lambda slots: in_slots(self.layers[0], slots), real, self._shows_scores))
+            self._begin(choose(self.table, lambda slots: in_slots(self.layers[0], slots), real, self._shows_scores))
             return
         self.table.write_back()
         self._hand_counters()
         real = None if real is None else real.repeat(len(self.layers), 1)
-        begins = _choose(self.table, _score_together(self.layers, self.table), real, self._shows_scores)
+        begins = choose(self.table, _score_together(self.layers, self.table), real, self._shows_scores)
         choices = split_rows(self.table.choice, self._tables[0].rows)
         self._handed_out = [
             replace(state, choice=choice) for state, choice in zip(self._handed_out, choices, strict=True)
@@ -126,7 +126,7 @@ class Group:
     def fill(self) -> None:
         """Prepare single tokens to be written until victims are due again."""
         table, first = self.table, self.layers[0]
-        slots = SlotsOfTokens(first.store.columns, first.rows, table.next_slots(table.tokens_until_due))
+        slots = SlotsOfTokens(first.store.columns, first.rows, table.next_slots(table.counters.tokens_until_due))
         self._layouts = []
         for place, layer in enumerate(self.layers):
             if layer.may_fill:
@@ -158,7 +158,7 @@ class Group:
         if not table.counters.overwriting:
             next_slots.slots.fill_(table.held)
         else:
-            if table.victims_due:
+            if table.counters.victims_due:
                 self.choose_victims()
             next_slots.slots.copy_(table.next_slots())
         if next_slots.filling is not None:
@@ -191,60 +191,6 @@ def _taken_over(old: Tensor | None, shape: tuple[int, ...], device: torch.device
     """The tensor of an earlier group, if it fits, or a new one; at a fixed address."""
     fits = old is not None and (tuple(old.shape), old.device) == (shape, device)
     return old if old is not None and fits else static_zeros(shape, device, dtype)
-
-
-def _choose(table: BlockTable, score_slots: ScoreSlots, real: Tensor | None, always: bool) -> Tensor:
-    """Returns `[B, S]` bool: where a victim was chosen; `always`: scores are worked out, whether needed or not."""
-    counters, phase = table.counters, table.phase
-    counters.chosen_at = counters.seen
-    full = phase.full_at <= counters.seen
-    used_up = (counters.seen - phase.full_at) % table.block_size == 0
-    if real is not None:
-        used_up = used_up & real
-    moving = used_up & full
-    if min(counters.full_at_values) > counters.seen:  # all rows have room in the slots of pads: nothing to choose
-        table.write_back()
-        counters.scored, victim = False, table.choice.block
-    elif always or table.decides:
-        table.refresh_scores(score_slots)
-        victim = _next_victim(table, moving)
-    else:
-        table.write_back()
-        victim = _victim_ahead(table, moving)
-    if phase.order is not None:
-        # A row that still holds pads goes on to its next logical block, which lies in the pads' slots.
-        victim = torch.where(full, victim, table.block_of_pads())
-    evicted_blocks = table.choice.evicted_blocks + moving.any(-1)
-    table.choice = replace(table.choice, evicted_blocks=evicted_blocks)
-    table.begin(torch.where(used_up, victim, table.choice.block))
-    table.close_gaps(moving)
-    return moving
-
-
-def _victim_ahead(table: BlockTable, moving: Tensor) -> Tensor:
-    """`[B, S]` the next of the blocks that were chosen together."""
-    choice = table.choice
-    victim = choice.ahead.gather(-1, choice.taken[..., None])[..., 0]
-    taken = (choice.taken + moving.long()).clamp_max(choice.ahead.shape[-1] - 1)
-    table.choice = replace(choice, left=choice.left - moving.long(), taken=taken)
-    return victim
-
-
-def _next_victim(table: BlockTable, moving: Tensor) -> Tensor:
-    """`[B, S]` the next block to be overwritten, where `moving` `[B, S]` says that one is due."""
-    ranks = table.rank_of_blocks()
-    if table.blocks_ahead == 1:
-        return ranks.argmin(-1)
-    choice = table.choice
-    renewed = moving & (choice.left == 0)
-    lowest = ranks.topk(min(table.blocks_ahead, ranks.shape[-1]), dim=-1, largest=False).indices
-    # Half of what may go at most, so that a choice always leaves something to choose from.
-    count = ((ranks < KEEP).sum(-1) // 2).clamp(1, lowest.shape[-1])
-    ahead = torch.where(renewed[..., None], lowest, choice.ahead)
-    left = torch.where(renewed, count, choice.left)
-    taken = torch.where(renewed, 0, choice.taken)
-    table.choice = replace(choice, ahead=ahead, left=left, taken=taken)
-    return _victim_ahead(table, moving)
 
 
 def _score_together(layers: Sequence[LayerState], table: BlockTable) -> ScoreSlots:

@@ -108,8 +108,10 @@ def _divide_filled(state: LayerState, real: Tensor | None, waited: Queries | Non
     """Single tokens have filled rows: give each of their heads its budget before the first token leaves. Returns
     `waited`, with the held keys in the order in which they lie then."""
     table, budget, recorder = state.known, state.budget, state.recorder
-    filled = table.filled(real)
-    rows = None if filled is None else budget.split.foresee(budget, filled, table.seen)
+    if not table.full or table.seen not in table.counters.full_at_values:
+        return waited
+    filled = (table.phase.full_at == table.seen).all(-1)
+    rows = budget.split.foresee(budget, filled if real is None else filled & real[:, 0], table.seen)
     if rows is None:
         return waited
     before = table.positions.clone()
@@ -150,13 +152,15 @@ def _append_to_encode(state: LayerState, together: Together, keys: Tensor, value
 
 def _overwrite(state: LayerState, together: Together, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
     table, fills = state.known, state.may_fill and real is None
-    if fills or table.victims_due:
+    if fills or table.counters.victims_due:
         together.begin_block(state, real)
     if fills and state.fill is not None and state.fill.write(table, keys, values) is not None:
         return
     slot = table.next_slots()
     if state.action.takes:
-        state.evict_token(slot, table.positions_in(slot, real))
+        # These tokens are older than the choice of the block, so their positions are stored.
+        positions = table.tokens.positions.gather(-1, slot)
+        state.evict_token(slot, positions if real is None else positions.masked_fill(~real[..., None], -1))
     _overwrite_to_encode(state, slot, keys, values, real)  # a pad does not evict a token
     table.overwritten(real)
     _encode_block(state, together)

@@ -17,6 +17,7 @@ from ..store.arriving import StateKind
 from ..store.pending import Offered, Pending
 from ..store.store import Store
 from ..store.tensors import with_new
+from ..table import moves, saved_table
 from ..table.budget import BlockBudget
 from ..table.table import BlockTable
 from .block_fill import BlockFill
@@ -134,7 +135,7 @@ class LayerState:
         """Whether both layers can choose their victims together now. Reads no tensor."""
         if other is self:
             return True
-        if other.table is None or self.action.picks_blocks or not self.known.can_group_with(other.table):
+        if other.table is None or self.action.picks_blocks or not _alike(self.known, other.table):
             return False
         mine, others = self.store.tensors, other.store.tensors
         local, its_local = self.scorer.local_heads, other.scorer.local_heads
@@ -149,7 +150,7 @@ class LayerState:
         if table is not None and held:
             if table.limits is not None:
                 held = budget = round(table.limits.double().mean().item())
-            evicted_tokens, evicted_blocks = int(table.evicted_tokens.sum()), int(table.evicted_blocks.sum())
+            evicted_tokens, evicted_blocks = int(table.evicted_tokens.sum()), int(table.choice.evicted_blocks.sum())
         return LayerStats(
             layer_idx=layer_idx,
             seen=self.seen,
@@ -221,7 +222,9 @@ class LayerState:
         self.seen += 1
         if recorder is not None and self.ring is not None:
             recorder.prepare(table, 1, None)
-            held = table.held if table.may_fill_block or not store.rounds else 0  # reading would decode all tokens
+            held = (
+                table.held if table.counters.may_fill_block or not store.rounds else 0
+            )  # reading would decode all tokens
             recorder.observe_step(table, self.ring.take(table.seen, store.shown(held)[0]))
         if store.rounds:
             store.wrote()
@@ -302,11 +305,11 @@ class LayerState:
             self.recorder.map_rows(change)
 
     def move(self, order: Tensor | None, count: int, pads: Tensor) -> None:
-        """Take back `count` columns, and move the others by `order` `[B, S, held]`; see `BlockTable.shrink`."""
+        """Take back `count` columns, and move the others by `order` `[B, S, held]`; see `table.moves.take_back`."""
         table = self.known
         if order is not None:
             self.store.reorder(order)
-        table.shrink(order, count, pads)
+        moves.take_back(table, order, count, pads)
         self.action.move(order, table.held)
         self.store.take_back(table.seen - table.pads)
         if self.recorder is not None:
@@ -317,10 +320,10 @@ class LayerState:
         position."""
         table, sets = self.known, gone.any(-1)
         before = table.seen - table.pads
-        order = table.order_of_text(sets)
+        order = moves.order_of_text(table, sets)
         self.store.vacate(gone)
         self.store.reorder(order)
-        table.put_in_order(order, sets, pads)
+        moves.put_in_order(table, order, sets, pads)
         self.action.move(order, table.held)
         after = table.seen - table.pads
         self.store.take_back(after)
@@ -358,7 +361,7 @@ class LayerState:
             "processes": local.processes(self.heads),
             "first_head": local.first_head(self.heads),
             "store": self.store.state_dict(held),
-            "table": self.table.state_dict(),
+            "table": saved_table.state_of(self.table),
             "observer": None if self.recorder is None else self.recorder.observer.state_dict(),
             "action": self.action.state_dict(),
         }
@@ -391,7 +394,7 @@ class LayerState:
             f"{process[1]} and is one of {process[0]}",
         )
         self.table = table = self._new_table(budget.now, rows, sets, saved.device)
-        table.load_state(in_table, held, seen, budget.split.unequal)
+        saved_table.load(table, in_table, held, seen, budget.split.unequal)
         lengths, limits = self.store.columns.lengths, table.limits
         same = lengths is None or (limits is not None and limits.expand(-1, heads).flatten().tolist() == lengths)
         saved.need(same, "rows and heads hold other numbers of tokens than they may")
@@ -413,3 +416,16 @@ class LayerState:
         saved.need(fits, f"its budget is {capacity}, and the settings make it {sizes.tokens}")
         budget.resize(capacity)
         return capacity
+
+
+def _alike(table: BlockTable, other: BlockTable) -> bool:
+    """Whether both have equal counters and sizes, so that their victims can be chosen together. Reads no tensor."""
+    phase, its = table.phase, other.phase
+    return (
+        table.counters == other.counters
+        and table.device == other.device
+        and table.tokens.positions.shape == other.tokens.positions.shape
+        and (phase.limits is None and its.limits is None)
+        and (phase.order is None) == (its.order is None)
+        and (table.tokens.shifts is None) == (other.tokens.shifts is None)
+    )

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ..table.moves import empty_out
 from ..table.rollback import order_without
 from .layer_state import LayerState
 from .overflow import with_lowest
@@ -96,5 +97,5 @@ def take_out(state: LayerState, gone: Tensor, level: Tensor | None, pads: Tensor
         missing = level.to(gone.device)[:, None] - gone.sum(-1)
         if bool((missing > 0).any()):
             gone = with_lowest(state, gone, missing)
-    state.known.empty_out(gone)
+    empty_out(state.known, gone)
     state.take_out(gone, pads.to(gone.device))

@@ -12,6 +12,9 @@ from ..ranking import KEEP, best_tokens, best_within, exact_keys, not_kept, rank
 from ..store.pending import Offered, Pending
 from ..store.store import Arrived
 from ..store.tensors import with_new
+from ..table.bounds import smallest_budget
+from ..table.moves import align, empty_out, replace_rows, resize
+from ..table.shifts import moved_shifts
 from .layer_state import LayerState, Shown
 from .scores import encode, of_overflow, refresh
 
@@ -75,7 +78,7 @@ def _tell_ranks(state: LayerState, scores: Tensor, positions: Tensor) -> None:
     budget, table = state.budget, state.known
     if budget.split.compares:
         ranks = _rank(state, scores, positions, _protected(state, positions))
-        budget.split.rank(budget, ranks, table.least(budget.now, whole=False))
+        budget.split.rank(budget, ranks, smallest_budget(table.phase.bounds, budget.now, whole=False))
 
 
 # ---- another budget -------------------------------------------------------------------------------------------------
@@ -96,7 +99,7 @@ def fit(state: LayerState, *, anew: bool = False) -> None:
     else:
         if store.slots > capacity:
             store.move(capacity, table.held)
-        table.resize(capacity)
+        resize(table, capacity)
         state.settle(table, None)
 
 
@@ -140,7 +143,7 @@ def _keep_best(
     if rows is not None:
         kept_indices, kept_positions = _of_rows(rows, kept_indices, kept_positions, positions)
     turns = store.rerotation is not None
-    shifts = table.moved_shifts(kept_indices, kept_positions, positions, count) if turns else None
+    shifts = moved_shifts(table, kept_indices, kept_positions, positions, count) if turns else None
     if action.takes or action.plans:
         leaves = not_kept(positions, kept_indices, kept_positions)
         offered = Held(tokens.keys, tokens.values, positions.expand_as(leaves), scores)
@@ -151,11 +154,11 @@ def _keep_best(
     scores = scores.gather(-1, kept_indices)
     scored = scores if state.needs.token_local and not action.picks_blocks else None
     if rows is not None and limits is not None:
-        table.replace_rows(rows, kept_positions, scored, limits, shifts)
+        replace_rows(table, rows, kept_positions, scored, limits, shifts)
     else:
         table.replace(kept_positions, scored, count, real, limits, shifts)
     if action.picks_blocks:
-        table.align()
+        align(table)
     if turns:
         state.rerotate_keys()
     state.settle(table, kept_indices)
@@ -182,7 +185,9 @@ def _limits(state: LayerState, scores: Tensor, positions: Tensor, protected: Ten
     if not budget.split.unequal:
         return None
     pinned = scores.masked_fill(protected, float("inf")).masked_fill(positions < 0, float("-inf"))
-    return budget.split.max_tokens(budget, pinned, positions, state.known.least(budget.now, whole=True))
+    return budget.split.max_tokens(
+        budget, pinned, positions, smallest_budget(state.known.phase.bounds, budget.now, whole=True)
+    )
 
 
 def _protected(state: LayerState, positions: Tensor) -> Tensor:
@@ -218,7 +223,7 @@ def with_lowest(state: LayerState, gone: Tensor, missing: Tensor) -> Tensor:
     they are protected. First by rank, then the oldest of the newest tokens, then the oldest in a protected span."""
     table = state.known
     fixed, newest = table.protected(table.positions), _newest(state, table.positions)
-    table.empty_out(gone)
+    empty_out(table, gone)
     scores = _scores_of_held(state)
     positions = table.positions
     rank = _rank(state, scores, positions, torch.zeros_like(newest))

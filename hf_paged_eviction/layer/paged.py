@@ -29,8 +29,10 @@ from ..store.store import Store
 from ..store.tensors import with_new
 from ..table.budget import BlockBudget
 from ..table.rollback import columns_to_remove
+from ..table.shifts import held_shifts
 from ..table.spans import Spans
 from ..table.table import BlockTable
+from ..table.victims import block_scores, blocks
 from .gradients import refuse_gradients
 from .intake import commit, overflows, take
 from .layer_state import LayerState
@@ -405,7 +407,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _carrier(self, keys: Tensor, table: BlockTable) -> Tensor | None:
         """See `Store.carrier`. None also where observers, or what is attended to beside the keys, need all of them."""
-        if self.reads or (self.needs.queries and table.may_fill_block) or torch.compiler.is_compiling():
+        if self.reads or (self.needs.queries and table.counters.may_fill_block) or torch.compiler.is_compiling():
             return None
         hides = self.masks_itself and not table.all_used
         return self.store.carrier(keys, None if table.full else table.held, self._visible if hides else no_mask)
@@ -767,13 +769,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     @property
     def shifts(self) -> Tensor:
         """Like `positions`: the number that attention adds to the position of each key, see `table.gaps`."""
-        shifts = None if self.state.table is None else self.table.held_shifts
+        shifts = None if self.state.table is None else held_shifts(self.table)
         return torch.zeros_like(self.positions) if shifts is None else shifts.expand(self.positions.shape)
 
     def block_table(self) -> Tensor:
         """`[batch, kv_heads, blocks, block_size]` int64 positions in logical order, -1 for places without a real
         token."""
-        return self.table.blocks().expand(-1, self.state.heads, -1, -1)
+        return blocks(self.table).expand(-1, self.state.heads, -1, -1)
 
     @without_autocast
     def block_scores(self) -> Tensor:
@@ -781,7 +783,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         full."""
         self.plan.count_step()
         refresh(self.state)
-        return self.table.block_scores().expand(-1, self.state.heads, -1)
+        return block_scores(self.table).expand(-1, self.state.heads, -1)
 
 
 def _no_assignment(name: str) -> AttributeError:

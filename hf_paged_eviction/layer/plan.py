@@ -72,7 +72,8 @@ class Plan:
             group.take_counters()
         else:
             group = self._group(tuple(at for at, other in enumerate(self.layers) if layer.can_group_with(other)))
-        if layer.known.victims_due:
+        table = layer.known
+        if table.counters.victims_due:
             group.choose_victims(real)
         if layer.may_fill and real is None:
             group.fill()

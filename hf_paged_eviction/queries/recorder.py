@@ -79,7 +79,7 @@ class QueryRecorder:
         due = table.block_filled()
         if due is not None:
             seen = table.seen - table.pads
-            self.observer.observe_block(queries.key, table.positions, seen, due, table.in_step)
+            self.observer.observe_block(queries.key, table.positions, seen, due, table.counters.in_step)
 
     def moved(self, waiting: Queries, before: Tensor, table: BlockTable) -> Queries:
         """The query of a single token that waits, after the held tokens have moved to other slots.

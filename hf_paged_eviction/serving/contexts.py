@@ -16,6 +16,7 @@ from ..precision.coded import CodedStore
 from ..queries.observer import Observer
 from ..store.columns import gather_slots
 from ..store.tensors import byte_count
+from ..table.bounds import spans_in
 from ..table.budget import BlockBudget
 from ..table.spans import Spans
 from .layout import Layout
@@ -85,7 +86,7 @@ class ServedContext:
             torch.cat([part.positions for part in parts]).to(model.device),
             tuple(_fitting(states, model) for states in _joined_parts([part.states for part in parts])),
             torch.cat([layer.table.choice.block[0] for layer in paged]).to(model.device) if full else None,
-            first.spans[0],
+            spans_in(first.phase.bounds)[0],
             tuple(part.observer for part in parts if part.observer is not None),
             torch.cat(scores).to(model.device) if scores else None,
         )

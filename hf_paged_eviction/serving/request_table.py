@@ -19,6 +19,7 @@ from ..queries.observers import Observers, Watched
 from ..ranking import KEEP, best_within, rank_keys
 from ..table.bounds import NOWHERE, bounds_of, inside
 from ..table.budget import BlockBudget
+from ..table.victims import ranks_of_blocks
 from .layout import Layout
 from .live_requests import LiveRequest
 from .pages import ALL, Chosen, Pages, grown
@@ -199,19 +200,16 @@ class RequestTable:
         return newest
 
     def _lowest(self, rows: Tensor, seen: Tensor, most: int) -> Tensor:
-        """`[n, Q]`, as `BlockTable.rank_of_blocks` orders them; `most` tokens that a set may hold."""
+        """`[n, Q]`, the block that goes first; `most` tokens that a set may hold."""
         size, limits = self.block_size, self._layouts[0, rows]
         at = torch.arange(most, device=self.device)
         places = self.pages.places(rows, at.minimum(limits[..., None] - 1))
         used = at < self.held_in(rows, seen)[..., None]
         by_block = self.positions_in(places, used).unflatten(-1, (-1, size))
-        blocks = at[: most // size]
-        inside_set = blocks < (limits // size)[..., None]
         scores = self.scores[places].masked_fill(~used, torch.nan).unflatten(-1, (-1, size)).mean(-1)
-        keys = rank_keys(scores, by_block[..., 0], ~scores.isnan(), self._needs.absolute_noise)
-        safe = inside(self.bounds[rows], by_block).any(-1) | (blocks == self._newest(rows, seen)[..., None])
-        safe |= ~inside_set | (by_block[..., -1] >= (seen - self.recent[rows])[:, None, None])
-        return keys.masked_fill(safe, KEEP).argmin(-1)
+        safe = inside(self.bounds[rows], by_block).any(-1) | (at[: most // size] >= (limits // size)[..., None])
+        newest, recent = self._newest(rows, seen), seen - self.recent[rows]
+        return ranks_of_blocks(scores, by_block, safe, newest, recent, self._needs.absolute_noise).argmin(-1)
 
     # ---- scores ---------------------------------------------------------------------------------------------------
 

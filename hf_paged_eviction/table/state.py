@@ -5,7 +5,7 @@ block size.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -55,6 +55,28 @@ class Phase:
     bounds: Tensor
     limits: Tensor | None = None
     order: Tensor | None = None
+
+    def usable(self, slots: int) -> Tensor:
+        """`[B, S]` number of slots, of so many, that are not dead."""
+        return torch.full_like(self.full_at, slots) if self.limits is None else self.limits
+
+    def missing(self, block_size: int) -> Tensor | int:
+        """`[B, S]` how many places at the start of the first block stay empty, because the set may use a number of
+        slots that is no multiple of the block size. The first block is then shorter, and never leaves."""
+        return 0 if self.limits is None else -self.limits % block_size
+
+    def block_at(self, slots: int, block_size: int, left: Tensor) -> Tensor:
+        """`[B, S]` logical block of the usable place that `left` `[B, S]` others follow, the last one included."""
+        return (self.usable(slots) + self.missing(block_size) - left).clamp_min(0) // block_size
+
+    def logical_order(self, slots: int, block_size: int, held_pads: Tensor) -> Tensor:
+        """`order` of full sets with so many pads, `[B, S]`."""
+        places, usable = torch.arange(slots, device=self.pads.device), self.usable(slots)[..., None]
+        logical = places - (0 if self.limits is None else -usable % block_size)
+        shifted = logical + held_pads[..., None]
+        order = torch.where(shifted < usable, shifted, usable - 1 - logical)
+        order = torch.where(logical < 0, usable + places, order)
+        return torch.where(logical < usable, order, places)
 
 
 @dataclass(frozen=True)
@@ -136,6 +158,7 @@ class Counters:
     """Counters that are equal in all rows and known without reading a tensor.
 
     Attributes:
+        block_size: tokens per block.
         full_at_values: a superset of the values in `Phase.full_at`, which stays valid when rows are permuted.
         residues: these values modulo the block size, which tell when blocks are full.
         held: number of slots in use.
@@ -148,8 +171,9 @@ class Counters:
         chosen_at: value of `seen` for which victims have been chosen.
     """
 
+    block_size: int
     full_at_values: frozenset[int] = frozenset()
-    residues: frozenset[int] = field(default=frozenset())
+    residues: frozenset[int] = frozenset()
     held: int = 0
     seen: int = 0
     in_arrival_order: bool = True
@@ -162,7 +186,27 @@ class Counters:
         """Copy the counters of another table."""
         vars(self).update(vars(other))
 
-    def know(self, full_at_values: Iterable[int], block_size: int) -> None:
+    @property
+    def in_step(self) -> bool:
+        """Whether the blocks of all rows are known to become full at the same time."""
+        return len(self.residues) == 1
+
+    @property
+    def may_fill_block(self) -> bool:
+        """Whether the last column may have filled the newest block of some row."""
+        return self.seen % self.block_size in self.residues
+
+    @property
+    def victims_due(self) -> bool:
+        """Whether victims must be chosen before the next token is written."""
+        return self.overwriting and self.may_fill_block and self.chosen_at != self.seen
+
+    @property
+    def tokens_until_due(self) -> int:
+        """Number of single tokens until victims are due again, if none of them is a pad."""
+        return self.block_size - max([(self.seen - residue) % self.block_size for residue in self.residues])
+
+    def know(self, full_at_values: Iterable[int]) -> None:
         """Store the values of `full_at`."""
         self.full_at_values = frozenset(full_at_values)
-        self.residues = frozenset([value % block_size for value in self.full_at_values])
+        self.residues = frozenset([value % self.block_size for value in self.full_at_values])

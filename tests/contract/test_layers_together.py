@@ -58,7 +58,7 @@ def assert_same(one: PagedEvictionCache, other: PagedEvictionCache) -> None:
     for index, layer in one.paged_layers:
         assert torch.equal(layer.positions, other.layers[index].positions), f"layer {index}"
         assert torch.equal(one.block_table(index), other.block_table(index)), f"layer {index}"
-        assert torch.equal(layer.table.evicted_blocks, other.layers[index].table.evicted_blocks)
+        assert torch.equal(layer.table.choice.evicted_blocks, other.layers[index].table.choice.evicted_blocks)
     assert one.stats().evicted_tokens == other.stats().evicted_tokens > 0
 
 

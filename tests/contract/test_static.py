@@ -75,7 +75,7 @@ def assert_same_state(plain: PagedEvictionCache, static: PagedEvictionCache) -> 
         # The blocks first: reading them brings a static layer up to date, `positions` must do so too.
         assert torch.equal(plain.block_table(index), static.block_table(index))
         assert torch.equal(one.positions, other.positions)
-        assert torch.equal(one.table.evicted_blocks, other.table.evicted_blocks)
+        assert torch.equal(one.table.choice.evicted_blocks, other.table.choice.evicted_blocks)
         assert (one.held, one.get_seq_length()) == (other.held, other.get_seq_length())
         torch.testing.assert_close(
             plain.block_scores(index), static.block_scores(index), equal_nan=True, rtol=1e-4, atol=1e-5

@@ -181,8 +181,8 @@ def test_victims_are_counted_in_whole_numbers() -> None:
     for count in (3, *[1] * 30):
         layer.update(states(count), states(count))
         evicted = max(layer.get_seq_length() - BUDGET, 0)
-        assert layer.table.evicted_blocks.dtype == torch.int64
-        assert layer.table.evicted_blocks.tolist() == [-(-evicted // BLOCK)]
+        assert layer.table.choice.evicted_blocks.dtype == torch.int64
+        assert layer.table.choice.evicted_blocks.tolist() == [-(-evicted // BLOCK)]
 
 
 def test_nothing_is_known_of_pads_before_a_step_is_prepared() -> None:

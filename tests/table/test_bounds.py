@@ -6,10 +6,9 @@ import random
 
 import torch
 
-from hf_paged_eviction.table.bounds import blocks_in, bounds_of, inside, spans_in
+from hf_paged_eviction.table.bounds import blocks_in, bounds_of, inside, smallest_budget, spans_in
 from hf_paged_eviction.table.budget import BlockBudget
 from hf_paged_eviction.table.spans import Spans, blocks_of, merged
-from hf_paged_eviction.table.table import BlockTable
 
 
 def drawn(rng: random.Random) -> Spans:
@@ -30,10 +29,9 @@ def test_spans_as_tensors_say_what_they_say_on_the_host() -> None:
         everywhere = torch.arange(-1, 60).expand(3, -1)
         protected = [[any(start <= at < end for start, end in spans) for at in range(-1, 60)] for spans in expected]
         assert inside(bounds, everywhere).tolist() == protected
-        table = BlockTable(budget, 3, 1, device, token_local=False)
         whole = [(blocks_of(spans, size) + budget.recent_blocks + 1) * size for spans in expected]
         alone = [-sum(end for start, end in spans if start == 0) % size for spans in expected]
-        assert table.least(budget, whole=True).tolist() == whole
-        assert table.least(budget, whole=False).tolist() == [
+        assert smallest_budget(bounds, budget, whole=True).tolist() == whole
+        assert smallest_budget(bounds, budget, whole=False).tolist() == [
             tokens - part for tokens, part in zip(whole, alone, strict=True)
         ]

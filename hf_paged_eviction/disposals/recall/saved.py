@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ...saved import LONGEST, SavedState
+from ...table import victims
 from ...table.table import BlockTable
 
 
@@ -13,7 +14,7 @@ def load_stored(saved: SavedState, table: BlockTable, blocks: int) -> Tensor:
     Raises:
         ValueError: the number does not fit this table.
     """
-    size, positions = table.block_size, table.blocks()
+    size, positions = table.block_size, victims.blocks(table)
     stored = saved.like("stored", table.pads, 0, LONGEST)
     saved.need(blocks == int(stored.max()), "its blocks are not counted")
     count = table.seen - table.pads
