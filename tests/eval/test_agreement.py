@@ -13,11 +13,8 @@ from transformers import DynamicCache
 from batches import all_rows, make_batch, said, without_costs
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.agreement import divergence, recorded_logits
-from hf_paged_eviction_eval.running.requests import task_settings
 from hf_paged_eviction_eval.running.variants import batch_keys
 
 SETTINGS = TaskSettings(
@@ -161,9 +158,3 @@ def test_an_answer_may_end_where_it_is_right(model: Any, question: int, forced: 
         prefixes = [" ".join(free[:count]) for count in range(1, len(free) + 1)]
         right = next((prefix for prefix in prefixes if wanted[int(id)] in prefix), prefixes[-1])
         assert row["prediction"] == right and row["score"] == float(wanted[int(id)] in right)
-
-
-def test_only_generated_tasks_end_where_they_are_right() -> None:
-    options = EvalOptions(tasks="passkey,qasper", stop_when_right=True)
-    with pytest.raises(UserError, match="--stop-when-right"):
-        task_settings(options)

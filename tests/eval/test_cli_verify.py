@@ -56,18 +56,3 @@ def test_a_configuration_without_weights_gets_random_ones(tmp_path: Path) -> Non
     assert "holds no weights: random ones are used" in result.stderr
     assert "  eager  " in result.stdout and "  sdpa  " not in result.stdout
     assert torch.equal(before, torch.get_rng_state())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--model no/such/model/here", "no/such/model/here"),
-        ("--budget 18", "multiple of"),
-        ("--budget 8", "16"),
-        ("--json missing/file.json", "there is no folder missing"),
-        ("--device nowhere", "nowhere"),
-    ],
-)
-def test_mistakes_are_explained(arguments: str, message: str) -> None:
-    result = run(*arguments.split(), status=2)
-    assert message in result.stderr and "Traceback" not in result.output

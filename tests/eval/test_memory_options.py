@@ -59,12 +59,6 @@ def test_a_share_of_memory_holds_what_the_cache_alone_would(model: Any, policy: 
         assert row["block_size"] == (16 if policy == "keydiff" else None)
 
 
-def test_sizes_stand_beside_other_budgets() -> None:
-    assert task_settings(EvalOptions(budgets="64,1MiB,full")).budgets == ("64", "1MiB", "full")
-    with pytest.raises(UserError, match="1MiB"):
-        task_settings(EvalOptions(budgets="1MiB", agreement=True))
-
-
 def test_rows_are_those_of_the_tokens_that_fit_whatever_the_batch(model: Any) -> None:
     config = model.config
     token = 2 * config.num_key_value_heads * config.head_dim * 8 * config.num_hidden_layers

@@ -66,12 +66,3 @@ class _Letters:
 
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
         return {"input_ids": list(map(ord, text))}
-
-
-def test_a_role_that_no_prompt_has() -> None:
-    from hf_paged_eviction_eval.errors import UserError
-    from hf_paged_eviction_eval.options.evaluate import EvalOptions
-    from hf_paged_eviction_eval.running.requests import shared_settings
-
-    with pytest.raises(UserError, match=r"--protect.*system"):
-        shared_settings(EvalOptions(protect="sytem"))

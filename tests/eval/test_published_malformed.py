@@ -13,19 +13,15 @@ from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.tasks import suites
 
-
-def _records() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Task -> its file and a record of it."""
-    records: dict[str, tuple[str, dict[str, Any]]] = {}
-    needle = {"index": 4, "input": "x\nWhat are all?", "outputs": ["7"], "length": 40, "answer_prefix": " They"}
-    records["ruler_data_niah_multiquery"] = ("niah_multiquery.jsonl", needle)
-    records["math500"] = ("math500.jsonl", {"problem": "x?", "answer": "1/2", "unique_id": "a.json", "level": 1})
-    records["aime2025"] = ("aime2025.jsonl", {"question": "x?", "answer": 70})
-    return records
-
-
-RECORDS = _records()
-SUITES = ("ruler_data_niah_multiquery", "math500", "aime2025")
+#: Task -> its file and a record of it.
+RECORDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ruler_data_niah_multiquery": (
+        "niah_multiquery.jsonl",
+        {"index": 4, "input": "x\nWhat are all?", "outputs": ["7"], "length": 40, "answer_prefix": " They"},
+    ),
+    "math500": ("math500.jsonl", {"problem": "x?", "answer": "1/2", "unique_id": "a.json", "level": 1}),
+    "aime2025": ("aime2025.jsonl", {"question": "x?", "answer": 70}),
+}
 
 
 def load(folder: Path, task: str, content: bytes) -> list[Any]:
@@ -57,22 +53,26 @@ def test_wrong_fields(tmp_path: Path, task: str, change: dict[str, Any], message
         load(tmp_path, task, content)
 
 
-@pytest.mark.parametrize("task", SUITES)
-def test_wrong_files(tmp_path: Path, task: str) -> None:
+def test_wrong_files(tmp_path: Path) -> None:
+    """Of the one reader of lines that all records, predictions and texts come through."""
+    task = "ruler_data_niah_multiquery"
     file, record = RECORDS[task]
     good = line(record)
     for content, message in (
+        (b"", f"{file} is empty"),
         (b"\xef\xbb\xbf\n \n", f"{file} is empty"),
-        (gzip.compress(good), f"{file} is gzipped; unpack it first"),
-        (good + b'{"a": "\xe9"}\n', f"{file}, line 2: not UTF-8 .*; save the file as UTF-8"),
+        (gzip.compress(good), f"{file} is gzipped"),
+        (good + b'{"a": "\xe9"}\n', f"{file}, line 2: not UTF-8 "),
         (good[: len(good) // 2], f"{file}, line 1: not JSON"),
         (good + b"null\n", f"{file}, line 2: null is not a record"),
-        (b"[" * 100_000, f"{file}, line 1: not a record \\(nested too deep\\)"),
+        (b"[" * 100_000, f"{file}, line 1: not a record"),
         (good + b'{"a": ' + b"9" * 5000 + b"}", f"{file}, line 2: not JSON"),
     ):
         with pytest.raises(UserError, match=message):
             load(tmp_path, task, content)
-    assert len(load(tmp_path, task, b"\xef\xbb\xbf" + good.replace(b"\n", b"\r\n") + b"\r\n")) >= 1
+    other = json.dumps({**record, "index": 5, "input": "a\u2028b\x85c\x0bd\n?"}, ensure_ascii=False).encode()
+    (plain, odd) = load(tmp_path, task, b"\xef\xbb\xbf" + good.replace(b"\n", b"\r\n") + b"\r\n" + other)
+    assert plain.context == "x" and odd.prompt.startswith("a\u2028b\x85c\x0bd\n?")
 
 
 @pytest.mark.parametrize("task", ["ruler_data_niah_multiquery", "math500"])

@@ -10,10 +10,7 @@ from pathlib import Path
 import pytest
 
 from hf_paged_eviction_eval.data import file_task
-from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.settings import TaskSettings
-from hf_paged_eviction_eval.running.requests import task_settings
 from hf_paged_eviction_eval.tasks.suites import PUBLISHED
 
 
@@ -41,10 +38,3 @@ def test_the_commit_is_asked_for(
     assert hub is not None
     assert len(PUBLISHED[name].samples(settings)) == len(hub.files)
     assert requested == [(filename, revision_given or hub.revision) for filename in hub.files]
-
-
-def test_a_revision_needs_something_to_pin() -> None:
-    assert task_settings(EvalOptions(tasks="math500", dataset_revision="a1b2")).dataset_revision == "a1b2"
-    assert task_settings(EvalOptions(tasks="qasper", dataset_revision="a1b2")).dataset_revision == "a1b2"
-    with pytest.raises(UserError, match="whose records"):
-        task_settings(EvalOptions(tasks="passkey,ruler_data", dataset_revision="a1b2"))

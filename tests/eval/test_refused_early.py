@@ -166,20 +166,6 @@ def test_a_device_that_nobody_has(device: str) -> None:
     assert str(error.value) == f"device {device!r} cannot be used: write cuda, cpu or mps"
 
 
-@pytest.mark.parametrize("option", ["--sink-tokens", "--recent-tokens"])
-@pytest.mark.parametrize("kind", ["tasks", "text"])
-def test_a_budget_that_the_protected_tokens_fill(option: str, kind: str, tmp_path: Path) -> None:
-    words = ["--model", "/no/such/model", *(["--text", __file__] if kind == "text" else SMALL[:4])]
-    output = refused("eval", *words, "--policies", "recency", option, 200, "--budgets", "100", "--output", tmp_path)
-    assert "--budgets 100: budget=112 leaves no block" in output and "Smallest legal budget: 240" in output
-
-
-@pytest.mark.parametrize("command", ["eval", "report x", "tasks"])
-def test_a_plugin_behind_the_command(command: str) -> None:
-    message = refused(*command.split(), "--plugin", "mine.py")
-    assert f"--plugin stands before the command: paged-eviction --plugin mine.py {command.split()[0]}" in message
-
-
 @pytest.mark.parametrize("norm", [float("nan"), pytest.param(float("inf"), marks=pytest.mark.all_cases), 1e30])
 def test_losses_that_are_no_numbers(copy: Path, tmp_path: Path, norm: float) -> None:
     """Or too large: the rows stay, and report, table and plot say what there is."""

@@ -116,11 +116,6 @@ def test_classification_needs_classes(tmp_path: Path) -> None:
         samples(task)
 
 
-def test_names_in_errors_stay_as_they_are(tmp_path: Path) -> None:
-    output = run("eval", "--task-file", tmp_path / "a:x:b.jsonl", status=2).output
-    assert "a:x:b.jsonl" in "".join(output.split())
-
-
 def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl.gz", RECORDS * 20)
     content = path.read_bytes()
@@ -161,8 +156,3 @@ def test_prompts_that_are_too_long_are_told_before_the_run(model_folder: str, tm
     # One that the person lets through: the model knows 2,048 positions.
     result = run(*command[:-1], tmp_path / "long", "--max-length", 2500, "--limit", 2)
     assert "the model was made for 2048" in " ".join(result.output.split())
-
-
-def test_options_that_are_about_a_file_need_one() -> None:
-    with pytest.raises(UserError, match="--metric"):
-        task_settings(EvalOptions(metric="qa_f1"))

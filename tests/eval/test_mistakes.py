@@ -1,0 +1,84 @@
+"""What is typed wrong is explained in a line, before anything is read, computed or written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from invoking import run
+
+COMPRESS = f"compress --text {__file__} --output OUT/context.safetensors"
+ALL_PROTECTED = "--model /no/such/model --policies recency --budgets 100 --output OUT"
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("eval --policies nope", "paged_eviction"),
+        ("eval --policies keydif", "did you mean 'keydiff'?"),
+        ("eval --tasks nope", "`paged-eviction tasks` lists all"),
+        ("eval --budgets 0%", "12.5%"),
+        ("eval --length many", "1024"),
+        (f"eval --length {'9' * 5000}", "1024"),
+        ("eval --length 512 --tasks qasper", "--max-length"),
+        ("eval --length 300 --tasks ruler_cwe --limit 1", "--length"),
+        ("eval --batch-size many", "or auto"),
+        ("eval --limit 0", "--limit"),
+        ("eval --text none.txt", "no such file: none.txt"),
+        ("eval --text --tasks passkey --log-samples", "--tasks, --log-samples: only for tasks"),
+        ("eval --positions text,cache", "both in one run only with --text"),
+        ("eval --text --positions text,left", "with --text both can run: text,cache"),
+        ("eval --text --question-agnostic", "--question-aware: only for tasks"),
+        ("eval --chunk 3", "--chunk: only for texts"),
+        ("eval --device nowhere", "nowhere"),
+        ("eval --model no/such/model/here", "no/such/model/here"),
+        ("eval --tokenizer x", "--tokenizer"),
+        ("eval --dataset-revision x", "--dataset"),
+        ("eval --tasks passkey,ruler_data --dataset-revision a1b2", "--dataset"),
+        ("eval --dataset a/b", "--task-file datasets:a/b"),
+        ("eval --agreement --budgets 256", "add full to --budgets"),
+        ("eval --agreement --budgets 1MiB", "1MiB"),
+        ("eval --tensor-parallel", "torchrun"),
+        ("eval --attn-implementation nope --limit 1", "nope"),
+        ("eval --attn-implementation sdpa --policies h2o", "h2o: needs queries"),
+        ("eval --tasks hotpotqa --data-dir none", "none"),
+        ("eval --tasks passkey,qasper --stop-when-right", "--stop-when-right"),
+        ("eval --metric qa_f1", "--metric"),
+        ("eval --protect sytem", "system"),
+        ("eval --task-file a:x:b.jsonl", "a:x:b.jsonl"),
+        *((f"eval {what} {ALL_PROTECTED} {option} 200", "Smallest legal budget: 240")
+          for what in ("--tasks kv_recall --length 256", f"--text {__file__}")
+          for option in ("--sink-tokens", "--recent-tokens")),
+        *((f"{command} --plugin mine.py", f"paged-eviction --plugin mine.py {command.split()[0]}")
+          for command in ("eval", "report x", "tasks")),
+        ("bench --variants paged,quest", "unknown variant quest (--variants); choose from full, floor, paged"),
+        ("bench --contexts 1k", "--contexts '1k': write whole numbers"),
+        ("bench --budgets 1000", "--budgets 1000: budget=1000 is not a multiple"),
+        ("bench --budgets 1KiB", "--budgets 1KiB: budget=1,024 bytes is too small"),
+        ("bench --steps 20", "--steps 20 must be a multiple of the block size 16"),
+        ("bench --steps 1024", "use fewer steps"),
+        ("bench --policy snapkv", "--policy snapkv needs attention"),
+        ("bench --policy nonsense", "--policy nonsense: "),
+        ("bench --device cuda:99", "device 'cuda:99' cannot be used"),
+        ("bench --model /nowhere/at/all --contexts 64 --budgets 64 --steps 16", "cannot load"),
+        ("verify --model no/such/model/here", "no/such/model/here"),
+        ("verify --budget 18", "multiple of"),
+        ("verify --budget 8", "16"),
+        ("verify --json missing/file.json", "there is no folder missing"),
+        ("verify --device nowhere", "nowhere"),
+        (COMPRESS, "--budget is missing"),
+        (f"{COMPRESS} --budget 60", "multiple of block_size"),
+        (f"{COMPRESS} --budget 2G", "not a number of bytes"),
+        (f"{COMPRESS} --budget 9kB", "is too small"),
+        (f"{COMPRESS} --budget 64 --policy snapcv", "unknown policy snapcv"),
+        (f"{COMPRESS} --budget 64 --text missing.txt", "missing.txt"),
+        (f"{COMPRESS} --budget 64 --output context.bin", "ends in .safetensors"),
+        (f"{COMPRESS} --budget 64 --output nowhere/context.safetensors", "there is no folder nowhere"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_explained(command: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = run(*command.replace("OUT", str(tmp_path)).split(), status=2).output
+    assert message in " ".join(output.split()) and "Traceback" not in output
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith("rows") or path.suffix == ".safetensors"]
