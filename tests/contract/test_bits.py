@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_no_synchronisation import Watch, no_lists
 
 import models
 import modes
@@ -37,33 +36,6 @@ def test_scores_are_those_of_the_tokens_as_they_came() -> None:
                 modes.forward(model, cache, ids, mask, start, stop)
             held.append(cache.layers[0].positions.tolist())
         assert held[0] == held[1], policy
-
-
-# ---- static caches ------------------------------------------------------------------------------------------------
-
-
-@models.needs_514
-@pytest.mark.parametrize("static", [False, True])
-def test_the_host_never_waits(static: bool) -> None:
-    model = models.build("llama", "paged_eviction", num_hidden_layers=1)
-    cache = PagedEvictionCache(model.config, budget=24, block_size=4, bits=4, static=static)
-    ids, mask = models.left_pad(models.prompts([60, 60], seed=1))
-    modes.forward(model, cache, ids, mask, 0, 40)
-    watch = Watch()
-    with pytest.MonkeyPatch.context() as patch:
-        for layer in cache.layers:
-
-            def update(*args: Any, call: Any = layer.update, **kwargs: Any) -> Any:
-                with watch, no_lists():
-                    return call(*args, **kwargs)
-
-            patch.setattr(layer, "update", update)
-        for at in range(40, 60):
-            with watch, no_lists():
-                cache.prepare_step()
-            modes.forward(model, cache, ids, mask, at, at + 1)
-    assert watch.operators
-    assert watch.waiting == []
 
 
 # ---- life ---------------------------------------------------------------------------------------------------------
@@ -98,10 +70,12 @@ def test_copy_reset_offload_and_rows(static: bool) -> None:
     assert torch.equal(go_on(model, moved, ids, mask), expected)
     twice = go_on(model, repeated, ids.repeat_interleave(2, 0), mask.repeat_interleave(2, 0))
     assert_close(twice, expected.repeat_interleave(2, 1))
-    cache.reset()
-    for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 37))]:
-        modes.forward(model, cache, ids, mask, start, stop)
-    assert torch.equal(go_on(model, cache, ids, mask), expected)
+    for forget in (cache.reset, cache.release):
+        forget()
+        assert forget == cache.reset or cache.stats().storage_bytes == 0
+        for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 37))]:
+            modes.forward(model, cache, ids, mask, start, stop)
+        assert torch.equal(go_on(model, cache, ids, mask), expected)
 
 
 def test_a_budget_in_bytes() -> None:
@@ -118,16 +92,6 @@ def test_a_budget_in_bytes() -> None:
     assert tokens[None] < tokens[8] < tokens[2]
     with pytest.raises(ValueError, match="not rounded"):
         filled(budget="2500B", policy="keydiff")
-
-
-def test_a_released_cache_holds_nothing_and_can_be_used_again() -> None:
-    model, cache, ids, mask = filled()
-    expected = go_on(model, copy.deepcopy(cache), ids, mask)
-    cache.release()
-    assert cache.stats().storage_bytes == 0
-    for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 37))]:
-        modes.forward(model, cache, ids, mask, start, stop)
-    assert torch.equal(go_on(model, cache, ids, mask), expected)
 
 
 def test_bytes() -> None:

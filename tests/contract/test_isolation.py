@@ -52,14 +52,24 @@ def test_wrapped_masks_hand_foreign_caches_through() -> None:
     assert not seen["wrapped"].all()
 
 
-def test_two_caches_side_by_side() -> None:
+@pytest.mark.parametrize(
+    ("attention", "settings"),
+    [
+        (
+            "sdpa",
+            [
+                {"budget": 24, "block_size": 4},
+                {"budget": 16, "policy": "keydiff", "block_size": 2, "heads": "separate"},
+            ],
+        ),
+        ("paged_eviction", [{"budget": 24, "block_size": 4, "policy": "h2o"}] * 2),
+    ],
+    ids=["keys", "queries"],
+)
+def test_two_caches_side_by_side(attention: str, settings: list[dict[str, Any]]) -> None:
     """Interleaved step by step, two caches of one model give what each gives on its own, to the bit."""
-    model = models.shared("llama")
+    model = models.shared("llama", attention)
     inputs = [modes.batch("direct", padded=True), models.left_pad(models.prompts([38, 40], seed=9))]
-    settings: list[dict[str, Any]] = [
-        {"budget": 24, "block_size": 4},
-        {"budget": 16, "block_size": 2, "policy": "keydiff", "heads": "separate"},
-    ]
 
     def forwards(which: int, cache: PagedEvictionCache) -> Any:
         ids, mask = inputs[which]

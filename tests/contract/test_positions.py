@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_no_synchronisation import decode
 from torch import Tensor
 
 import models
@@ -44,12 +43,6 @@ def test_what_a_copy_costs() -> None:
         modes.forward(models.shared("llama"), cache, *modes.batch("greedy", False), 0, 40)
         sizes.append(cache.stats().storage_bytes)
     assert sizes[1] == 1.5 * sizes[0]
-
-
-@pytest.mark.parametrize("heads", ["shared", "separate"])
-def test_the_host_never_waits(heads: str) -> None:
-    _, watches = decode(5, 24, policy="keydiff", heads=heads, positions="cache")
-    assert [watch.waiting for watch in watches if watch.waiting] == []
 
 
 # ---- policies that read attention -----------------------------------------------------------------------------------

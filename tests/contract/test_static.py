@@ -206,11 +206,13 @@ def test_no_tensor_ever_moves(policy: str) -> None:
     assert addresses(cache) == start
 
 
-@pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "random", "h2o"])
+@pytest.mark.parametrize(
+    "settings", [*({"policy": name} for name in ("paged_eviction", "keydiff", "random", "h2o")), {"bits": 4}], ids=str
+)
 @pytest.mark.parametrize("growing", [False, True], ids=["full", "growing"])
-def test_the_host_reads_no_tensor(policy: str, growing: bool) -> None:
+def test_the_host_reads_no_tensor(settings: dict[str, Any], growing: bool) -> None:
     model = models.shared("llama", "paged_eviction")
-    cache = pair(model, policy=policy)[1]
+    cache = pair(model, **settings)[1]
     prompt = 9 if growing else 40
     feed(model, cache, prompt_and_steps(prompt, prompt + 1))
     watch = Watch()
@@ -280,29 +282,6 @@ def test_reset_and_a_poisoned_storage() -> None:
 # ---- what it cannot do --------------------------------------------------------------------------------------------
 
 
-def filled() -> PagedEvictionCache:
-    model = models.shared("llama")
-    cache = pair(model)[1]
-    feed(model, cache, prompt_and_steps(20, 22))
-    return cache
-
-
-@pytest.mark.parametrize("argument", [-1, 5])
-def test_crop_is_refused(argument: int) -> None:
-    cache = filled()
-    with pytest.raises(ValueError, match="static=False"):
-        cache.crop(argument)
-    assert cache.get_seq_length() == 22
-
-
-def test_recording_and_shrinking_are_refused() -> None:
-    cache = filled()
-    with pytest.raises(ValueError, match="assisted decoding"):
-        cache.activate_past_recording()
-    with pytest.raises(ValueError, match="cannot shrink"):
-        cache.shrink(16)
-
-
 @pytest.mark.parametrize("mode", modes.SPECULATIVE)
 def test_assisted_decoding_is_refused(mode: str) -> None:
     model = models.shared("llama")
@@ -324,25 +303,33 @@ def test_other_attention_is_refused(attention: str) -> None:
         cache.prepare_step()
 
 
-def test_models_are_refused() -> None:
-    latent = models.shared("deepseek_v3", "paged_eviction")
-    with pytest.raises(ValueError, match="'h2o'"):
-        PagedEvictionCache(latent.config, budget=24, block_size=4, policy="h2o", static=True)
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda cache: cache.crop(-1), "static=False"),
+        (lambda cache: cache.crop(5), "static=False"),
+        (lambda cache: cache.activate_past_recording(), "assisted decoding"),
+        (lambda cache: cache.shrink(16), "cannot shrink"),
+    ],
+)
+def test_what_changes_its_size_is_refused(call: Callable[[Any], None], says: str) -> None:
+    model = models.shared("llama")
+    cache = pair(model)[1]
+    feed(model, cache, prompt_and_steps(20, 22))
+    with pytest.raises(ValueError, match=says):
+        call(cache)
+    assert cache.get_seq_length() == 22
+
+
+def test_models_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    latent = models.shared("deepseek_v3", "paged_eviction").config
     bart = AutoConfig.for_model("bart", d_model=32, encoder_layers=1, decoder_layers=1)
-    with pytest.raises(ValueError, match="encoder-decoder"):
-        PagedEvictionCache(bart, budget=24, block_size=4, static=True)
-    with pytest.raises(ValueError, match="StaticCache"):
-        PagedEvictionCache(models.shared("mistral_sliding").config, budget=24, block_size=4, static=True)
-
-
-@pytest.mark.parametrize("family", [family for family in WINDOWS if family != "mistral_sliding"])
-def test_layers_with_a_window_are_refused(family: str) -> None:
-    """transformers' class would be compiled again as its count of tokens grows."""
-    with pytest.raises(ValueError, match=r"window.*static=False"):
-        PagedEvictionCache(models.family_config(family), budget=24, block_size=4, static=True)
-
-
-def test_an_earlier_transformers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusals = [(latent, "'h2o'"), (bart, "encoder-decoder"), (models.family_config("mistral_sliding"), "StaticCache")]
+    # transformers' class of layers with a window would be compiled again as its count of tokens grows.
+    refusals += [(models.family_config(name), r"window.*static=False") for name in WINDOWS[:-1]]
+    for config, says in refusals:
+        with pytest.raises(ValueError, match=says):
+            PagedEvictionCache(config, 24, 4, "h2o" if config is latent else "keydiff", static=True)
     monkeypatch.delattr(Cache, "get_query_offset")
     with pytest.raises(ValueError, match=r"5\.14"):
         pair(models.shared("llama"))
