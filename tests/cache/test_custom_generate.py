@@ -205,26 +205,22 @@ def test_a_model_that_brings_it_along(tmp_path: Path) -> None:
 # ---- errors -------------------------------------------------------------------------------------------------------
 
 
-def test_neither_budget_nor_ratio() -> None:
-    with pytest.raises(ValueError, match="budget="):
-        say(models.shared("llama"), **PAGED)
-
-
-def test_a_policy_that_needs_our_attention() -> None:
-    with pytest.raises(ValueError, match=re.escape('set_attn_implementation("paged_eviction")').replace('"', "['\"]")):
-        say(models.shared("llama"), **PAGED, **SMALL, policy="snapkv")
-
-
-def test_settings_beside_a_cache() -> None:
+@pytest.mark.parametrize(
+    ("settings", "error", "says"),
+    [
+        ({}, ValueError, "budget="),
+        ({**SMALL, "policy": "snapkv"}, ValueError, r"set_attn_implementation\(.paged_eviction.\)"),
+        ({CACHE_ARGUMENT: True, "budget": 32, "policy": "keydiff"}, ValueError, "budget, policy"),
+        ({CACHE_ARGUMENT: DynamicCache()}, TypeError, "DynamicCache"),
+    ],
+    ids=["neither budget nor cache", "attention", "settings beside a cache", "another cache"],
+)
+def test_what_is_refused(settings: dict[str, Any], error: type[Exception], says: str) -> None:
     model = models.shared("llama")
-    cache = models.paged(model.config, **SMALL)
-    with pytest.raises(ValueError, match="budget, policy"):
-        say(model, **PAGED, **{CACHE_ARGUMENT: cache}, budget=32, policy="keydiff")
-
-
-def test_a_cache_of_another_kind() -> None:
-    with pytest.raises(TypeError, match="DynamicCache"):
-        say(models.shared("llama"), **PAGED, **{CACHE_ARGUMENT: DynamicCache()})
+    if settings.get(CACHE_ARGUMENT) is True:
+        settings = settings | {CACHE_ARGUMENT: models.paged(model.config, **SMALL)}
+    with pytest.raises(error, match=says):
+        say(model, **PAGED, **settings)
 
 
 def test_without_use_of_the_cache() -> None:

@@ -78,18 +78,6 @@ def test_prefetch_goes_to_the_layers_own_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"budget": []}, "budget="),
-        ({"budget": [24, 24], "allocator": "pyramid"}, "'pyramid'"),
-    ],
-)
-def test_lists_of_budgets(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make(attention=PAGED_EVICTION, **settings)
-
-
-@pytest.mark.parametrize(
     ("attribute", "reason"), [("relative_attention_num_buckets", "relative position bias"), ("alibi", "ALiBi")]
 )
 def test_positions_that_are_slots_are_known_by_attribute(attribute: str, reason: str) -> None:
@@ -276,17 +264,3 @@ def test_a_probe_without_a_mask_is_one_with_all_tokens() -> None:
         compress_by_probe(model, cache, 20, ids, mask, probe_ids=[3, 4])
         held.append([layer.positions for _, layer in cache.paged_layers])
     assert all(torch.equal(*pair) for pair in zip(*held, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("ids", "mask", "message"),
-    [
-        (torch.zeros(4, dtype=torch.int64), None, r"must be \[rows, length\]"),
-        (torch.zeros(1, 0, dtype=torch.int64), None, "with at least one token"),
-        (torch.zeros(1, 4, dtype=torch.int64), torch.ones(1, 3), r"1, 3.*input_ids"),
-    ],
-)
-def test_a_probe_of_something_else(ids: Tensor, mask: Tensor | None, message: str) -> None:
-    cache = make(attention=PAGED_EVICTION, policy="kvzip", budget=40)
-    with pytest.raises(ValueError, match=message):
-        compress_by_probe(models.shared("llama", PAGED_EVICTION), cache, 20, ids, mask, probe_ids=[3])

@@ -36,11 +36,6 @@ def test_the_line_that_fixes_it(policy: str, family: str) -> None:
     assert "    model.set_attn_implementation('paged_eviction')" in str(error.value).splitlines()
 
 
-def test_a_list_of_the_wrong_length_before_anything_else() -> None:
-    with pytest.raises(ValueError, match=r"1 budgets.*2"):
-        PagedEvictionCache(models.shared("llama").config, budget=[64])
-
-
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [({"polcy": "keydiff"}, "'polcy'.*'policy'"), ({"window": 4}, "'window'.*config, budget, block_size")],

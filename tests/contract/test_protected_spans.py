@@ -113,24 +113,6 @@ def test_a_budget_too_small_is_refused_with_the_numbers() -> None:
         larger.shrink(36)
 
 
-@pytest.mark.parametrize(
-    ("protect", "error", "says"),
-    [
-        ("system", TypeError, "spans_of_roles"),
-        ([(3, 2)], ValueError, "after its last"),
-        ([(-1, 2)], ValueError, "counted from 0"),
-        ([(1, 2, 3)], TypeError, "pairs"),
-        ([3], TypeError, "pairs"),
-        ([[(1, 2)], "x"], TypeError, "pairs"),
-        ([(True, 2)], TypeError, "pairs"),
-    ],
-    ids=str,
-)
-def test_what_is_no_span(protect: Any, error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
-        PagedEvictionCache(models.shared("llama").config, 64, 4, protect=protect)
-
-
 def test_what_does_not_go_together_is_refused() -> None:
     model = models.shared("llama", OURS)
     with pytest.raises(ValueError, match=r"protect=.*2.*'pyramid'"):
