@@ -31,7 +31,7 @@ def test_killed_again_and_again(
     for _ in range(2):
         status, output = commands.run(command, most_bytes=int(0.36 * size) + chance.randint(0, 400), deadly=True)
         assert status == -signal.SIGXFSZ, output
-        child = commands.start(command)
+        child = commands.start(command, most_bytes=size // 10, deadly=True)  # however late it is killed
         time.sleep(chance.random() / 4)
         child.kill()
         child.wait()

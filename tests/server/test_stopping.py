@@ -87,8 +87,7 @@ def test_sigterm(process: tuple[Child, str]) -> None:
         ended = [line for line in lines if line][-1]
     assert "stopped before the answer was complete" in ended
     assert started.wait() == 0
-    # Of grace and after it; the rest is for a machine that does other work.
-    assert time.monotonic() - sent < 2.5 + 2.0
+    assert time.monotonic() - sent < 60, "far more than grace, and what a busy machine needs, and less than the answer"
 
 
 def test_while_a_text_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

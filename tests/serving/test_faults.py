@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from importlib import import_module
 from typing import Any
 
@@ -23,6 +25,7 @@ OPTIONS: dict[str, Any] = {"budget": 16, "block_size": 4, "policy": "keydiff"}
 WATCHING = OPTIONS | {"policy": "tova"}
 #: Each token is scored before it is rounded.
 CODED = OPTIONS | {"policy": "paged_eviction", "bits": 4}
+KINDS = {"lone": OPTIONS, "watching": WATCHING, "coded": CODED}
 NEW = 10
 #: The first and the fifth begin alike, so that one continues from what the other has read.
 LENGTHS = (40, 9, 33, 14)
@@ -88,14 +91,36 @@ def answers(options: dict[str, Any]) -> tuple[dict[str, Any], Any]:
 
 
 @cache
-def undisturbed(name: str) -> dict[str, Any]:
-    return answers({"lone": OPTIONS, "watching": WATCHING, "coded": CODED}[name])[0]
+def undisturbed(kind: str) -> tuple[dict[str, Any], dict[tuple[str, str], tuple[int, int]]]:
+    """What each request is given; how often each of `CASES` is called while batching is made, and until the end."""
+    calls: Counter[tuple[str, str]] = Counter()
+    with pytest.MonkeyPatch.context() as patch:
+        for case in CASES:
+            before_each(patch, *case, partial(calls.update, [case]))
+        with batching(model_of(), pool(6), **KINDS[kind]):
+            before = dict(calls)
+        calls.clear()
+        got, _ = answers(KINDS[kind])
+    return got, {case: (before.get(case, 0), calls[case]) for case in CASES}
+
+
+def before_each(patch: pytest.MonkeyPatch, path: str, name: str, act: Callable[[], None]) -> None:
+    """Something happens before every call of a method."""
+    module, _, owner = path.rpartition(".")
+    cls = getattr(import_module(module), owner)
+    method = getattr(cls, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        act()
+        return method(*args, **kwargs)
+
+    patch.setattr(cls, name, call)
 
 
 def test_these_are_the_lone_answers() -> None:
     prompts = texts(LENGTHS)
-    for name, options in (("lone", OPTIONS), ("watching", WATCHING), ("coded", CODED)):
-        got = undisturbed(name)
+    for kind, options in KINDS.items():
+        got, _ = undisturbed(kind)
         for at in (0, 1, 2):
             assert got[str(at)] == alone(model_of(), prompts[at], NEW, **options)
         assert got["4"] == got["0"]
@@ -105,35 +130,27 @@ def test_these_are_the_lone_answers() -> None:
 @pytest.mark.parametrize(("path", "name"), CASES, ids=[name for _, name in CASES])
 def test_one_fault_fails_one_request(path: str, name: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = "watching" if name in _WATCHED or "observers" in path else "coded" if "coded" in path else "lone"
-    options = {"lone": OPTIONS, "watching": WATCHING, "coded": CODED}[kind]
-    module, _, owner = path.rpartition(".")
-    cls = getattr(import_module(module), owner)
-    method, calls, fails = getattr(cls, name), [0], [math.inf]
-
-    def faulty(*args: Any, **kwargs: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == fails[0]:
-            raise OddError if place == "middle" else ValueError("a fault")
-        return method(*args, **kwargs)
-
-    wanted = undisturbed(kind)
-    monkeypatch.setattr(cls, name, faulty)
-    with batching(model_of(), pool(6), **options):
-        before = calls[0]  # of the making
-    calls[0] = 0
-    answers(options)
-    count = calls[0]
+    wanted, counts = undisturbed(kind)
+    before, count = counts[path, name]
     assert count > before, "never called for a request, so that this test says nothing"
-    calls[0], fails[0] = 0, {"first": before + 1, "middle": (before + count + 1) // 2, "last": count}[place]
-    got, left = answers(options)
-    assert calls[0] >= fails[0]
+    fails = {"first": before + 1, "middle": (before + count + 1) // 2, "last": count}[place]
+    calls = 0
+
+    def fail() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == fails:
+            raise OddError if place == "middle" else ValueError("a fault")
+
+    before_each(monkeypatch, path, name, fail)
+    got, left = answers(KINDS[kind])
+    assert calls >= fails
     assert left == (0, 6, [])
     failed = [number for number, answer in got.items() if answer != wanted[number]]
     assert len(got) == 5 and len(failed) <= 1, got
     if failed or name not in _REPEATED:
-        assert [got[number].rpartition(": ")[2] for number in failed] == [
-            "OddError" if place == "middle" else "a fault"
-        ]
+        fault = "OddError" if place == "middle" else "a fault"
+        assert [got[number].rpartition(": ")[2] for number in failed] == [fault]
 
 
 @pytest.mark.parametrize("place", [1, 3, 5])
@@ -141,7 +158,7 @@ def test_pages_that_cannot_be_given_back(place: int, monkeypatch: pytest.MonkeyP
     """The request has its answer, and the others go on with the other pages."""
     from transformers.generation.continuous_batching.cache_allocators import CachePool
 
-    free_blocks, calls, wanted = CachePool.free_blocks, [0], undisturbed("lone")
+    free_blocks, calls, wanted = CachePool.free_blocks, [0], undisturbed("lone")[0]
 
     @wraps(free_blocks)
     def faulty(*args: Any) -> Any:
