@@ -1,4 +1,4 @@
-"""Which tokens kvpress keeps of one prompt of the embedded model, for `tests/policies/test_agreement_peers.py`.
+"""Which tokens kvpress keeps of one prompt of the embedded model, for `tests/policies/test_peers.py`.
 
 `python benchmarks/peers.py`, in an environment of its own with kvpress 0.5.5 and transformers 5.2.0, writes
 `tests/data/peers/kept.json` anew: for each press, layer and KV head the positions of the tokens that are kept, 160 of

@@ -72,32 +72,6 @@ def test_score_is_the_papers(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(scores[real], expected[real], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", sorted(SLOW_POLICIES))
-def test_token_local_keeps_its_word(name: str) -> None:
-    """A score that claims to depend on its own token only is the same among fewer tokens."""
-    inputs = context()
-    few = ScoreContext(
-        inputs.keys[:, :, 6:], inputs.values[:, :, 6:], inputs.positions[:, :, 6:], inputs.seen, inputs.layer_idx
-    )
-    policy = make_policy(name)
-    same = torch.allclose(policy.score(inputs)[:, :, 6:], policy.score(few))
-    assert same == policy.needs.token_local
-
-
-def test_keydiff_prefers_what_is_different() -> None:
-    keys = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [1.0, -0.1]])[None, None]
-    inputs = ScoreContext(keys, keys, torch.arange(4)[None, None], torch.tensor([4]), 0)
-    assert make_policy("keydiff").score(inputs).argmax().item() == 2
-
-
-def test_streaming_llm_pins_its_sinks() -> None:
-    inputs = context()
-    scores = StreamingLLM(n_sink=2).score(inputs)
-    assert torch.equal(scores.isposinf(), inputs.positions < 2)
-    with pytest.raises(ValueError, match="n_sink"):
-        StreamingLLM(n_sink=-1)
-
-
 def test_random_is_a_function_of_seed_layer_head_and_position() -> None:
     positions = torch.arange(4000)[None, None].expand(2, 3, -1)
 

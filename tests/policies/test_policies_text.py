@@ -146,6 +146,7 @@ def test_positions_count_characters() -> None:
         ("vase(h2o, seed=x)", "seed"),
         ("adaptive(h2o, recency, threshold=7)", "threshold"),
         ("streaming_llm(n_sink=many)", "n_sink"),
+        ("streaming_llm(n_sink=-1)", "n_sink"),
     ],
 )
 def test_values_that_cannot_be_meant(text: str, message: str) -> None:

@@ -22,17 +22,18 @@ USER, SAID = CHAT["messages"][0], "The key is"
 SAME_CHATS: dict[str, dict[str, Any]] = {
     "curl": {"temperature": 0},
     "numbers of JavaScript": {"max_tokens": 2.0, "n": 1.0, "temperature": 0.0, "top_k": -1.0, "seed": 7.0},
-    "openai, all that it knows": {
-        **dict.fromkeys(
-            "audio frequency_penalty function_call functions logit_bias logprobs metadata modalities".split()
-        ),
-        **dict.fromkeys(
-            "max_completion_tokens n parallel_tool_calls prediction presence_penalty reasoning_effort".split()
-        ),
-        **dict.fromkeys("response_format seed service_tier stop store stream stream_options temperature".split()),
-        **dict.fromkeys(
-            "tool_choice tools top_logprobs top_p user verbosity web_search_options prompt_cache_key".split()
-        ),
+    "openai, all that it knows": dict.fromkeys(
+        (
+            "audio frequency_penalty function_call functions logit_bias logprobs metadata modalities tools "
+            "top_logprobs max_completion_tokens n parallel_tool_calls prediction presence_penalty reasoning_effort "
+            "response_format seed service_tier stop store stream stream_options temperature tool_choice top_p user "
+            "verbosity web_search_options prompt_cache_key"
+        ).split()
+    ),
+    "neutral": {
+        **{"response_format": {"type": "text"}, "tools": [], "user": "a", "store": False, "n": None, "top_k": -1},
+        **{"min_p": 0, "length_penalty": 1, "ignore_eos": False, "priority": 0, "safety_identifier": "a"},
+        **{"prompt_cache_key": "b", "logprobs": False, "top_logprobs": 0, "max_completion_tokens": 2},
     },
     "LangChain": {"n": 1, "stream": False, "stop": None, "logit_bias": None, "frequency_penalty": 0, "top_p": 1},
     "LiteLLM": {"extra_body": {}, "extra_headers": None, "metadata": {"a": "b"}, "user": "", "stop": []},
@@ -57,6 +58,7 @@ SENT_BACK: dict[str, dict[str, Any]] = {
     "LiteLLM": {"provider_specific_fields": {"refusal": None, "reasoning_content": None}, "thinking_blocks": []},
     "reasoning": {"reasoning_content": None, "reasoning": None, "reasoning_details": []},
     "parts": {"content": [{"type": "text", "text": SAID, "annotations": []}]},
+    "no calls": {"tool_calls": []},
 }
 SAME_TEXTS: dict[str, dict[str, Any]] = {
     "curl": {"temperature": 0},
