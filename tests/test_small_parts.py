@@ -1,7 +1,5 @@
 """The parts that everything else stands on, each against a loop: ranks, pads, sizes, slots."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

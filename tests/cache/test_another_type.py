@@ -1,7 +1,5 @@
 """After `reset` the model may have another type."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What `budget` tells is the mean over layers, however it was given."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

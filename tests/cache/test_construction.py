@@ -1,7 +1,5 @@
 """What cannot be right is refused at once, with the reason and the way out; what may surprise warns once."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import warnings

@@ -1,7 +1,5 @@
 """`generate(custom_generate=<folder>)`: the cache is made by the code that can be uploaded to the Hub."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What a cache does where nobody says which policy, and how a model's profile is found by its weights."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Calls that are legal and rare, and mistakes that are made once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

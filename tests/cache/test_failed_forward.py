@@ -1,7 +1,5 @@
 """A forward that fails in the middle leaves layers that have seen different numbers of tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a user meets first: defaults that work everywhere, and messages that carry the way out."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A getter changes nothing. The exceptions are few, and all that they change is a note."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import pickle

@@ -1,7 +1,5 @@
 """Gradients over several forwards are refused, not wrong; without `backward` nothing is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a layer hands over to attention is picked up by the very call that got it, or by none."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

@@ -1,7 +1,5 @@
 """`generate` beside a cache: threads, configurations, processors, criteria, outputs, files, training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from threading import Barrier, Thread
 from typing import Any

@@ -1,7 +1,5 @@
 """Every script in `examples/` runs, says the right thing and stays short."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from io import StringIO

@@ -1,7 +1,5 @@
 """Adapters and quantised weights; every test is skipped where its package is not installed."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 

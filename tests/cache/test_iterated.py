@@ -1,7 +1,5 @@
 """`for keys, values, window in cache`: what is held, in the order of the text."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Reading a long prompt in chunks makes no tensor as large as the attention weights of all query heads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

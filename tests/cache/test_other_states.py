@@ -1,7 +1,5 @@
 """Keys and values unlike those held are refused, before anything is changed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

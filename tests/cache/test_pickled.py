@@ -1,7 +1,5 @@
 """A cache that was pickled goes on as the one it was made of."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from typing import Any

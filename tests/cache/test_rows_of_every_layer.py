@@ -1,7 +1,5 @@
 """Rows are selected and repeated in all layers, those that evict nothing included."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

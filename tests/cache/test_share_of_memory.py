@@ -1,7 +1,5 @@
 """A share of memory is one of the bytes that the prompt takes in 16 bits, whatever the model's dtype."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

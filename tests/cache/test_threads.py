@@ -1,7 +1,5 @@
 """Two threads that use one cache by mistake: both are told."""
 
-from __future__ import annotations
-
 import copy
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Thread, current_thread

@@ -4,8 +4,6 @@ Counted on a CPU, where each such read passes the dispatcher (or `no_lists`); on
 Recall is another matter: which blocks are missing has to reach the host, once per choice.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Models that this cache, or the attention implementation "paged_eviction", would serve wrongly are refused."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

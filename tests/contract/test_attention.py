@@ -1,7 +1,5 @@
 """The masks of flash and flex attention: other formats, same promises."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

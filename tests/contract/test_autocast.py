@@ -1,7 +1,5 @@
 """Under the caller's autocast: the model's numbers are coarser, and the cache does what it does without."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """`bits=`: scores, bytes, copies and compiled steps; logits of rounded tokens are compared in tests/fuzz."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from typing import Any

@@ -1,7 +1,5 @@
 """`torch.compile(model.forward)` and a cache of any kind: what the cache does stays outside of the graphs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

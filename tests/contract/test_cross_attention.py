@@ -1,7 +1,5 @@
 """T5Gemma and T5Gemma 2: the decoder's layers have windows, and what the encoder has read is held whole."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

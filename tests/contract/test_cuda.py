@@ -1,7 +1,5 @@
 """What only a CUDA device can show: no synchronisation, CUDA graphs, the kernel that attention chooses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """`torch.set_default_device` does not change what a cache computes: each tensor names its device."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 from typing import Any

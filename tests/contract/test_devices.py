@@ -1,7 +1,5 @@
 """Layers on different devices, and decoding that never looks at a tensor."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """BART: the decoder's self-attention is paged, the cross-attention is whole."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a cache held is free as soon as nobody has the cache, without a search for circles: on a GPU that is memory."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Iterator

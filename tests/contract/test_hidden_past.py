@@ -1,7 +1,5 @@
 """A later mask hides tokens of the past: gone from then on, in their row alone; shown again, they are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Layers that hold a linear state next to keys and values: the state stays what it is, the rest is paged."""
 
-from __future__ import annotations
-
 import copy
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Tokens of an image see each other: a mask that is the model's own, in every turn that brings one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Promise 6: state lives on the cache, and transformers stays as it is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Victims of all alike layers are chosen at once: those that each layer would choose alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass

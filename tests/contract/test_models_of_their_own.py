@@ -4,8 +4,6 @@ Such a model never asks the cache how long its keys are, so with pads, or with s
 mask does not fit what the cache holds, and nothing would tell.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

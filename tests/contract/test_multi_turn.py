@@ -1,7 +1,5 @@
 """Turns that leave pads in the middle of the text, and caches that are used again."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Promise 8: a decoded token reads no tensor on the host, loops over nothing and allocates no storage."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """allocator="global": one threshold over all layers and heads."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`generate` with a cache that has read a text, and ids of another: refused where they are too few to go on from it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`positions="cache"`: what stays the same, what it costs, what policies see; tests/fuzz compares logits."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -3,8 +3,6 @@
 A device stays for the rest of its process, where everybody finds it. So all of it runs in a process of its own.
 """
 
-from __future__ import annotations
-
 import traceback
 from itertools import pairwise
 from typing import Any

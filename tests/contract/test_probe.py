@@ -1,7 +1,5 @@
 """`compress_by_probe`: what is scored is the attention of the probe, and nothing else of the probe remains."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Spans of tokens that are never evicted; tests/fuzz draws them with every other option and between turns."""
 
-from __future__ import annotations
-
 import warnings
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The attention implementation "paged_eviction": what it observes is what attention really does."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

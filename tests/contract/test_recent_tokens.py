@@ -3,8 +3,6 @@
 `check` compares every run with the slow reference, whose `check_layer` asks for these tokens after each forward.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The rotation learned from a model's code is the one the model really uses."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

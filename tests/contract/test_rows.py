@@ -1,7 +1,5 @@
 """Promise 3: a left-padded row gives what the same row gives alone, at every budget."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 What such a layer may see is what its source could see when it attended, though the source may have evicted since.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

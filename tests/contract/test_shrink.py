@@ -1,7 +1,5 @@
 """`PagedEvictionCache.shrink`: as if the cache had been made smaller and trimmed at that moment."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

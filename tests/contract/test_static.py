@@ -3,8 +3,6 @@
 Compiled steps are in test_static_compiled.py; any calls in tests/fuzz.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

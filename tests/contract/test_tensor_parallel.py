@@ -1,7 +1,5 @@
 """A model split over two processes evicts what it would evict in one (real processes, `tp_plan="auto"`)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -3,8 +3,6 @@
 Each test fails with a sentence that says what changed and which file of ours to look at.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

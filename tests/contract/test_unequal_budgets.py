@@ -1,7 +1,5 @@
 """Layers and heads that hold different numbers of tokens keep every promise that equal ones keep."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

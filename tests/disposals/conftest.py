@@ -1,7 +1,5 @@
 """Blocks come from host memory a few at a time, so that the short texts of tests take several rounds."""
 
-from __future__ import annotations
-
 import pytest
 
 from hf_paged_eviction.disposals.recall import action, archive

@@ -1,7 +1,5 @@
 """Every token that leaves a layer does so through its action, once; tests/fuzz plays this with drawn calls."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from typing import Any

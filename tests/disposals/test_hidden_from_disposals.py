@@ -1,7 +1,5 @@
 """Disposals and a mask that hides tokens of the past: as without them while nothing has left, then refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

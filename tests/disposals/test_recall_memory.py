@@ -1,7 +1,5 @@
 """Recall with a budget in bytes: slots, summaries, blocks fetched ahead and one round fit into it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Blocks that are fetched ahead change nothing but the time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

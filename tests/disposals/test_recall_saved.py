@@ -1,7 +1,5 @@
 """A saved context under recall goes on as the one that was saved, and takes no file that does not fit."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

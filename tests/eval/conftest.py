@@ -1,7 +1,5 @@
 """A model and a tokenizer small enough to be made for the test run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from copy import deepcopy
 from functools import cache

@@ -1,7 +1,5 @@
 """Official aggregates against numbers worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from pandas import DataFrame

@@ -1,7 +1,5 @@
 """Agreement with the full cache, against loops over the model's own forward."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import log
 from typing import Any

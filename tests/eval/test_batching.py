@@ -1,7 +1,5 @@
 """The first guess at a batch size."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any

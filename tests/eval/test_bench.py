@@ -1,7 +1,5 @@
 """`paged-eviction bench` as a person uses it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The parts of the benchmark: steps, rounds, bytes, largest batches, verdicts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

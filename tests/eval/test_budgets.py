@@ -1,7 +1,5 @@
 """Budgets as typed and as resolved."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """How many calls of the library and how many operators of torch a token takes: a slower step shows without a clock."""
 
-from __future__ import annotations
-
 import pytest
 from transformers import LlamaConfig, PreTrainedConfig
 

@@ -1,7 +1,5 @@
 """The command as a person uses it."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

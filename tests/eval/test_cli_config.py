@@ -1,7 +1,5 @@
 """A run in one YAML file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

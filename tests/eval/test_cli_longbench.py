@@ -1,7 +1,5 @@
 """LongBench from tiny files of all tasks, from the command to the report."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`--plugin`: policies of one's own on the command line, in workers, and in what a run writes down."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 import textwrap

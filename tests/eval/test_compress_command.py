@@ -1,7 +1,5 @@
 """`paged-eviction compress`: a file that answers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

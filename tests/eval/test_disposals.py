@@ -1,7 +1,5 @@
 """Commands under a disposal that takes part in attention."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

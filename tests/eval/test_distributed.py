@@ -1,7 +1,5 @@
 """Several processes share a run: the same rows, whoever dies."""
 
-from __future__ import annotations
-
 import json
 import signal
 import warnings

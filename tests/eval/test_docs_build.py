@@ -1,7 +1,5 @@
 """The documentation builds without a warning, leads nowhere that is not there, and shows all that is registered."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

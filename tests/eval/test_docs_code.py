@@ -1,7 +1,5 @@
 """The Python blocks of the documentation run, and print what the pages say they print."""
 
-from __future__ import annotations
-
 import contextlib
 import doctest
 import io

@@ -1,7 +1,5 @@
 """The comparison page: claims of ours are backed by tests, claims about others by a source."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 from typing import Any

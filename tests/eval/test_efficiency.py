@@ -1,7 +1,5 @@
 """Costs are measured where they arise, and what can be counted is counted right."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The embedded model: loads, round-trips text, and really uses its context."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The script that trains the embedded model, over a few steps and a few modules of text."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A model that is one GGUF file loads everywhere a folder does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

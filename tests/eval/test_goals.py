@@ -1,7 +1,5 @@
 """Goals of the project: which number of which row counts, and what is met."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

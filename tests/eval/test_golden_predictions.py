@@ -5,8 +5,6 @@
 The files are nobody's to ship, so without the folder these tests are skipped.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`make gpu`: what becomes of steps, what a second call runs again, and the page."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

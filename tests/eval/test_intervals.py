@@ -1,7 +1,5 @@
 """Means come with their standard error, and none where two numbers or one say nothing of it."""
 
-from __future__ import annotations
-
 from math import sqrt
 from pathlib import Path
 from statistics import stdev

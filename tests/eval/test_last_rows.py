@@ -1,7 +1,5 @@
 """Models that remember how the positions of their last text were numbered: the harness begins as with a new one."""
 
-from __future__ import annotations
-
 import torch
 
 from batches import VOCABULARY, all_rows, make_batch, said

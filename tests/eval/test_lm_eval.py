@@ -1,7 +1,5 @@
 """The model type `hf-paged-eviction` of lm-evaluation-harness, on tasks of our own and the embedded model."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

@@ -1,7 +1,5 @@
 """What a run says of itself: progress within a long prompt, how to cut it, what became of prompts and answers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The Hub: a pinned file from a server that is up, and a quick word where there is none."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import os

@@ -1,7 +1,5 @@
 """Records that are wrong are refused by file and line, whatever is wrong with them."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

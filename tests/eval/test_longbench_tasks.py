@@ -1,7 +1,5 @@
 """The tables of LongBench: official prompts, lengths, rules, and groups of tasks."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

@@ -1,7 +1,5 @@
 """What decides a row: each part of it gives another digest, and nothing else does."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

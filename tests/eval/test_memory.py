@@ -1,7 +1,5 @@
 """Running out of memory loses nothing but what does not fit alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

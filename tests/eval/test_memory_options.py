@@ -1,7 +1,5 @@
 """Budgets in bytes, from the command line to the rows and the report."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The rows of caches at shares of the memory of 16 bits, see `benchmarks/memory_rows.py`."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every rule of the official scores, by cases that a broken rule gets wrong."""
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

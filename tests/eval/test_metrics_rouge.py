@@ -1,7 +1,5 @@
 """ROUGE-L: the rules, and bit by bit the values of a plain table of lengths and of the official package."""
 
-from __future__ import annotations
-
 import random
 import sys
 from types import FrameType

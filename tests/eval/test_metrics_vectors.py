@@ -1,7 +1,5 @@
 """Official scores of 1,115 predictions, where the shared data lies beside the repository."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is typed wrong is explained in a line, before anything is read, computed or written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The notebooks run from top to bottom, and what is committed is what a run gives."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json

@@ -1,7 +1,5 @@
 """An option is written down once: what becomes of it."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Own data, further: metrics of `evaluate`, datasets, tasks of plugins, files that only look like LongBench."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

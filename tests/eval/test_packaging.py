@@ -1,7 +1,5 @@
 """What ends up in a wheel and a source distribution, and nothing else."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

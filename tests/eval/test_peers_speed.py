@@ -1,7 +1,5 @@
 """`benchmarks/peers_speed.py` measures what runs here, says of the rest why not, and goes on where it was."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Perplexity against one plain forward, and by position."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

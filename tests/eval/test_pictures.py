@@ -1,7 +1,5 @@
 """Pictures of the docs: everything in them can be read, on a light page and on a dark one."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import ModuleType

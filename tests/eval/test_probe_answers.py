@@ -1,7 +1,5 @@
 """Probing the embedded model: what it needs to repeat a context is what questions ask for later."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """From text to token ids: truncation, chat template, the place of the question, batches."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`--protect system`: the spans of the system message reach the caches of a run; the tasks that need them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Published suites besides LongBench: their records, prompts and metrics."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Records of published suites that are not what they should be: each is refused by file, line and reason."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which commit of the Hub a published suite is read from."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

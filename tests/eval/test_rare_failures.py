@@ -1,7 +1,5 @@
 """What goes wrong rarely: disks, devices, files that are none, keys that are pressed."""
 
-from __future__ import annotations
-
 import io
 import os
 import platform

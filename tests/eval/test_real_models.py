@@ -1,7 +1,5 @@
 """Models that are fetched are the ones that were measured, and their tables say what their rows say."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What cannot work is said at once, in a line: before a model is read, or an answer is computed and lost."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Means of rows, and the tables and plots that a run shows at its end."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable
 from pathlib import Path

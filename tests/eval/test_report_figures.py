@@ -1,7 +1,5 @@
 """Plots of a report: what is drawn where, and in which style."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A report marks the numbers of budgets at which nothing was evicted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

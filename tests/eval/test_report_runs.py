@@ -1,7 +1,5 @@
 """Result folders read for a report: names, folders without answers, damage."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

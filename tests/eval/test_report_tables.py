@@ -1,7 +1,5 @@
 """Tables of a report: their numbers, and what becomes of them as Markdown, CSV and LaTeX."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

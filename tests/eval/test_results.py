@@ -1,7 +1,5 @@
 """A folder of results: rows of many processes and settings, whatever ended them."""
 
-from __future__ import annotations
-
 import json
 import resource
 from pathlib import Path

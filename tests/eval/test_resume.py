@@ -1,7 +1,5 @@
 """A run that was stopped, however, ends with the rows of one that was not."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

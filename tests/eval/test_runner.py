@@ -1,7 +1,5 @@
 """Predictions are those of a plain `generate`, and nothing about how they were computed changes them."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Prediction files, of this package and of LongBench's `pred.py`, are scored as officially; damage is named."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Policies that need queries answer from a shared reading what they would answer from their own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What needs no model starts at once: nothing of torch or transformers is imported."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

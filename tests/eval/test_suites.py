@@ -1,7 +1,5 @@
 """Names of tasks and groups, and what is behind them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tasks of the user: records of any format, a template, a metric."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

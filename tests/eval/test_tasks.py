@@ -1,7 +1,5 @@
 """The tasks of the suite: the same for everyone, of the length asked for, and scored by what is asked."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

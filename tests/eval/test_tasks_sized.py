@@ -1,7 +1,5 @@
 """RULER and the needle in a haystack: format, size, answers, score, for two very different tokenizers."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

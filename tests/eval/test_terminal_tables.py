@@ -1,7 +1,5 @@
 """Tables in terminals of any width: names and numbers stay whole."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Texts to predict: files and datasets as they come, and what is wrong with them in one line."""
 
-from __future__ import annotations
-
 import json
 import socket
 from itertools import islice

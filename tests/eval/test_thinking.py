@@ -1,7 +1,5 @@
 """Models that think before they answer: what the template is told, what is scored, how long answers may be."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

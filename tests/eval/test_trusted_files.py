@@ -1,7 +1,5 @@
 """Nothing that is read is run: code beside a model or a data set, pickles, YAML tags."""
 
-from __future__ import annotations
-
 import json
 import marshal
 import pickle

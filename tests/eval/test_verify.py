@@ -1,7 +1,5 @@
 """`verify`: right caches are exact, caches broken on purpose are found, and the model is left as it was."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

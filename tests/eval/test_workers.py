@@ -1,7 +1,5 @@
 """Processes that share a run end with it, whatever ends it, and whenever."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 from contextlib import suppress

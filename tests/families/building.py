@@ -1,7 +1,5 @@
 """Tiny random models of families found in transformers' own tables."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

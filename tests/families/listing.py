@@ -1,7 +1,5 @@
 """The model families that the installed transformers knows, read from its own tables."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """What the rules of `shrinking` get wrong, by model type of a configuration or of a part of one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 _PLAIN = {"rope_type": "default", "rope_theta": 10000.0}

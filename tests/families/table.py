@@ -1,7 +1,5 @@
 """Writes docs/families.md from what the last run over all families left: `python tests/families/table.py`."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`verify` over every family that the installed transformers can build: `make test-families`, some minutes."""
 
-from __future__ import annotations
-
 import pytest
 
 from families.building import UnbuildableError, build

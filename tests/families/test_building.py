@@ -1,7 +1,5 @@
 """The tiny models: of every family, with a layer of every kind, and small."""
 
-from __future__ import annotations
-
 import re
 from itertools import chain
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One family for each kind of layer, and for each reason to refuse one; all of them: `make test-families`."""
 
-from __future__ import annotations
-
 import pytest
 
 from families.building import build

@@ -1,7 +1,5 @@
 """Families of which no tiny model can be made, with the reason; all others must build."""
 
-from __future__ import annotations
-
 #: Name of the family: a part of the error that it gives. Take a line out when the family can be built.
 UNBUILDABLE: dict[str, str] = {
     "apertus1p5-image": "must equal `hidden_size`",

@@ -1,7 +1,5 @@
 """Cases, drawn: every option of the cache with every other."""
 
-from __future__ import annotations
-
 from math import ceil
 from random import Random
 from typing import Any

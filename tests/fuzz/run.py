@@ -3,8 +3,6 @@
 Ends with the smallest case, as a script, at the first failure (`--go-on`: after all the time, one for each kind).
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

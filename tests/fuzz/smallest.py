@@ -1,7 +1,5 @@
 """The smallest case that still fails in the same way, and the script that plays it."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """All options with all calls, against the slow cache; and cases that were wrong once."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from typing import Any

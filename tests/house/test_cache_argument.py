@@ -1,7 +1,5 @@
 """The argument for a cache has a name of its own in each transformers release, which one place knows."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

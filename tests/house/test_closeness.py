@@ -1,7 +1,5 @@
 """The bound of the tests of exactness lies far below what one wrong token does."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The choice of cases that meets every pair of parameter values, or every value."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from itertools import combinations, product

@@ -1,7 +1,5 @@
 """The harness and the server are clients of the library, and the rooms of the harness have an order."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import graphlib

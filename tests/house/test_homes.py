@@ -1,7 +1,5 @@
 """Tests leave alone what belongs to whoever runs them; one that does not fails."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

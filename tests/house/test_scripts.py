@@ -1,8 +1,6 @@
 """Every name that a script takes from this project is there, also in scripts that no test can run: some need another
 release of transformers, a GPU or a package that is not installed."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """What says which releases are supported says what `integration/versions.py` says; workflows call what exists."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

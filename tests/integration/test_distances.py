@@ -1,7 +1,5 @@
 """Whether positions may be counted in the cache, seen on the model itself."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

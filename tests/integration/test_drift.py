@@ -1,7 +1,5 @@
 """However long the text: what attention reads is the original, turned once by a whole number of positions."""
 
-from __future__ import annotations
-
 import cmath
 import math
 

@@ -3,8 +3,6 @@
 Models that read images do so (`rope_deltas`), and `generate` sets that when it begins a text.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Spans of messages by role, in the chat templates that are in use."""
 
-from __future__ import annotations
-
 import time
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """The published StreamingLLM (arXiv 2309.17453), written straight from the paper for a llama, and this cache."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

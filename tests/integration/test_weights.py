@@ -1,7 +1,5 @@
 """One digest of weights: the same for every copy of a model, another for every other model."""
 
-from __future__ import annotations
-
 import copy
 import gc
 from collections.abc import Callable

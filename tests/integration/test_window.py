@@ -1,7 +1,5 @@
 """Who may count positions in the cache, and who is told to."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from typing import Any

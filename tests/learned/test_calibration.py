@@ -1,7 +1,5 @@
 """Calibrated scores: the fit against slow versions of it, the file, and what it is worth on the embedded model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

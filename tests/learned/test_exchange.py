@@ -1,7 +1,5 @@
 """Budgets of heads go to the files of other projects, and come back."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Tables of shares: between what is known, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Calibrations of keys before rotary embedding, and what is observed besides: the tokens stay that the scores say."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar

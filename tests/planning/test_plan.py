@@ -1,7 +1,5 @@
 """A plan says how many bytes are taken, before they are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

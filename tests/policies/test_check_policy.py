@@ -1,7 +1,5 @@
 """`check_policy` finds nothing in the policies of the package, and every mistake in those that were made wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

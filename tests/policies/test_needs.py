@@ -1,7 +1,5 @@
 """What policies say they need, and that it is said in one place."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Policies that decide now and then: SAGE-KV with a window chooses once, LazyEviction scores where it decides."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

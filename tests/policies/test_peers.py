@@ -7,8 +7,6 @@ number in which bit `t` stands for token `t`, or a list in `kept.json`, which `b
 32 where a press keeps these itself. None of their code is needed here.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Policies and allocators of other packages: entry points written by hand into a folder on the path."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 import warnings

@@ -1,7 +1,5 @@
 """Each policy against its formula written as a loop, and the registry."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Query-aware policies, the newer KV-only ones and the modifiers against plain loops."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Every policy in a real generate on the model that ships with the harness."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the papers say of their policies."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Policies as text: what `make_policy` reads, what `label` writes, and what it says of mistakes."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """First tokens that stay as the policy was published, unless the user says how many."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Keys with a large constant part (Qwen2's biases), planted without changing what the model computes."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from typing import Any

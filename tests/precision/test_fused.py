@@ -1,7 +1,5 @@
 """What neither the Triton kernels nor the function in C read goes to torch operators, and `obstacle` says why."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

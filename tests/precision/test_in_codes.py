@@ -1,7 +1,5 @@
 """Attention that reads codes by torch operators says what attention to the decoded tokens says."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -4,8 +4,6 @@ Triton decides when it is imported whether kernels are interpreted. So the cases
 `test_in_the_interpreter` starts, unless there is a GPU.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

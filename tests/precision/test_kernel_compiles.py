@@ -1,7 +1,5 @@
 """The Triton kernels are compiled, as they are launched, for GPUs that are not there: none is run."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

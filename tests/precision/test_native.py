@@ -1,7 +1,5 @@
 """The function in C says what attention to the decoded tokens says, and `missing` says why there is none."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """One call makes the default as good as it can be for a model, and finds again what it measured."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

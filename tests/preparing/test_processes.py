@@ -1,7 +1,5 @@
 """`prepare`, `ask` and the digest of a model that several processes hold, whole or in parts (real processes, gloo)."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from pathlib import Path

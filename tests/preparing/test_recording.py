@@ -1,7 +1,5 @@
 """A cache that takes in a recording holds, and goes on as, one that read the text itself."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 `make test-real` fetches it; or name a GGUF file or a folder in PAGED_EVICTION_REAL_MODEL.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

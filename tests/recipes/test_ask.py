@@ -1,7 +1,5 @@
 """Several questions about one context: what `ask` answers is what `generate` would."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Files of what was fitted to a model stay in memory for as long as they are the same."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Saved contexts of all kinds with something changed in them: refused with a `ValueError` that names the file, or of
 use."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from random import Random

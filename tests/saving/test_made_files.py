@@ -1,7 +1,5 @@
 """Calibrations as files: damaged, changed, or made to look right, they are refused by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A budget in bytes."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

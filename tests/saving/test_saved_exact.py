@@ -1,7 +1,5 @@
 """A cache that was saved and loaded goes on exactly as one that was not, to the last bit."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Files that are refused: of other models and texts, damaged, changed, or made to look right."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cache as once

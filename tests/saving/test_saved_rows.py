@@ -1,7 +1,5 @@
 """A context whose rows were chosen among others is saved and loaded like any other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A context goes on only with the weights, and the files, that it was made with."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

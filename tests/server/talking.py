@@ -1,7 +1,5 @@
 """A server on the embedded model, in a thread of this process, and what is needed to talk to it."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A fault in one request's answer is a 500 for that request."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 One command runs it and shows its numbers: `pytest -m load -s tests/server/test_attack.py`.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import socket

@@ -1,7 +1,5 @@
 """Calls of tools come back as calls where the model tags them, and are read again."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Bodies as well-meaning clients send them are answered; texts without bytes are refused, in whatever field."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

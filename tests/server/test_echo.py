@@ -1,7 +1,5 @@
 """A prompt comes back before its answer, with the log probabilities of its tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A server that stores few bits. It is in a module of its own, because a model serves once at a time."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

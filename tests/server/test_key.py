@@ -1,7 +1,5 @@
 """Who may ask: those who bring the key, and pages of the origins that were named."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

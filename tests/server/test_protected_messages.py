@@ -1,7 +1,5 @@
 """Messages that are never evicted, over HTTP."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

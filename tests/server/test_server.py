@@ -1,7 +1,5 @@
 """The server over HTTP, with the client that everybody uses, on the embedded model."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

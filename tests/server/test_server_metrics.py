@@ -1,7 +1,5 @@
 """What the page on operations says of `/metrics` is what there is."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Clients that send and never read, read slowly, or send half of what they began."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """A full queue, and the end: with what was begun, and at once."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Text in pieces is the text, and ends where it should."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

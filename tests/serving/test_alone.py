@@ -1,7 +1,5 @@
 """A request gives the tokens that it gives alone, whatever runs beside it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

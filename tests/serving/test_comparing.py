@@ -1,7 +1,5 @@
 """Attention in pages is attention, whatever the model makes of its logits."""
 
-from __future__ import annotations
-
 import math
 from math import inf
 from typing import Any

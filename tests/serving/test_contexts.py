@@ -1,7 +1,5 @@
 """Requests that go on from a saved cache give what that cache gives alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

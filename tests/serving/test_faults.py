@@ -1,7 +1,5 @@
 """Whatever is raised for one request fails it alone, wherever it is raised: the others answer as they do alone."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import Counter

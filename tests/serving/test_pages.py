@@ -1,7 +1,5 @@
 """A request never owns more pages than its budget needs, and they come back whatever becomes of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A prompt that begins as an earlier one did is not read again, and gives what it gives alone."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

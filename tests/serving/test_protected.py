@@ -1,7 +1,5 @@
 """Requests with spans that are never evicted give what they give alone with `protect=`, and so do their neighbours."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

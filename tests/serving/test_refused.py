@@ -1,7 +1,5 @@
 """What cannot be right is refused with a reason, and leaving restores what was before."""
 
-from __future__ import annotations
-
 import warnings
 from types import SimpleNamespace
 from typing import Any

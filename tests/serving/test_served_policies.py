@@ -1,7 +1,5 @@
 """Every policy that serving takes gives what it gives alone, with the heads that it was published with and others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

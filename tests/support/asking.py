@@ -1,7 +1,5 @@
 """What a run over tasks is asked."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hf_paged_eviction_eval.options.settings import TaskSettings

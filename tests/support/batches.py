@@ -1,7 +1,5 @@
 """Batches of random tokens, and a tokenizer that shows what was generated."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Calibrations that have nothing to do with any model."""
 
-from __future__ import annotations
-
 import torch
 
 from hf_paged_eviction.learned.calibration import LayerScore

@@ -5,8 +5,6 @@ precision logits were seen to differ by up to 2e-6 of the largest of them, of hy
 one head moves them by 1.5e-3 and more, which `test_closeness.py` looks at.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 #: Of the largest number that is expected: what two right answers may differ by in single precision.

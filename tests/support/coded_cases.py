@@ -1,7 +1,5 @@
 """Drawn tokens of some rows and heads in codes, and what attention to them is, for tests of the kernels."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

@@ -4,8 +4,6 @@ A tiny Llama runs. Calls of functions in hf_paged_eviction are counted, properti
 beside those that `DynamicCache` needs for as many tokens.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -9,8 +9,6 @@ What one `parametrize` lists is one parameter: of a table no line is left out. A
 waits for `--all-cases`.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from itertools import combinations
 from typing import Any

@@ -1,7 +1,5 @@
 """The device that tests run on: `pytest --device cuda`, or `pretend` where there is none."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

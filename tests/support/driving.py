@@ -1,7 +1,5 @@
 """Continuous batching step by step, without its thread: a schedule says what happens before which step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Runs in which something has to go, compared with the slow reference."""
 
-from __future__ import annotations
-
 import pytest
 
 import models

@@ -1,7 +1,5 @@
 """A Llama of two layers with random weights, and a tokenizer of single bytes, as one GGUF file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

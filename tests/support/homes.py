@@ -4,8 +4,6 @@ Python reports each file that it opens to an audit hook. The hook refuses what l
 down, so that the test fails even if the error was caught. `children/sitecustomize.py` installs it in child processes.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

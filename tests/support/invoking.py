@@ -1,7 +1,5 @@
 """The command, without a process of its own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from typer.testing import CliRunner

@@ -1,7 +1,5 @@
 """Whether a picture can be read: no text leaves it, and none meets another."""
 
-from __future__ import annotations
-
 import re
 from itertools import combinations
 from pathlib import Path

@@ -1,8 +1,6 @@
 # ruff: noqa: RUF001 - Chinese text has Chinese punctuation
 """Tiny files in the format of LongBench, all 21 tasks, the 13 of LongBench-E and v2, made up here."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Callable, Sequence

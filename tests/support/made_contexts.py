@@ -1,7 +1,5 @@
 """Saved contexts in which something was changed, with a digest that is right again."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from itertools import islice

@@ -1,7 +1,5 @@
 """Files of what was fitted to a model, spoilt in every way: they are read, or refused by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

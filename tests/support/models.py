@@ -4,8 +4,6 @@ Weights are drawn wide, so that logits differ by whole units when attention sees
 usual initialisation of 0.02 every cache would pass.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """The ways in which generate, or a user, drives a cache."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """All policies that need no file, for rooms whose options the fuzz draws with each of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from hf_paged_eviction import available_policies

@@ -1,7 +1,5 @@
 """Registries that are afterwards as before."""
 
-from __future__ import annotations
-
 import pytest
 
 from hf_paged_eviction.naming import Registry

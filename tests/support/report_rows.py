@@ -1,7 +1,5 @@
 """Rows as runs write them, made up but always the same."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a model alone shows: whether its rotation is known, and whether it sees distances alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

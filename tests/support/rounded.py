@@ -1,7 +1,5 @@
 """Rounding to few bits, written out from its definition."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from random import Random

@@ -1,7 +1,5 @@
 """A batch against its rows alone, forward by forward."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

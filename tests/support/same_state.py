@@ -1,7 +1,5 @@
 """Two caches that hold the same tokens."""
 
-from __future__ import annotations
-
 import torch
 
 from closeness import assert_close

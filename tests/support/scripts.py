@@ -1,7 +1,5 @@
 """Scripts that are modules of no package."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

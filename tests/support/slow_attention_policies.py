@@ -1,7 +1,5 @@
 """Query-aware policies as plain loops over one row and KV head. Each takes the queries that were observed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from itertools import pairwise

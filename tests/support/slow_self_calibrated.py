@@ -1,7 +1,5 @@
 """`self_calibrated` as a plain loop, for the tests that compare every policy with one."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """What each process of a tensor-parallel run, or one process alone, answers."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from pathlib import Path

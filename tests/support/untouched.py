@@ -1,7 +1,5 @@
 """Whether importing and using the package changes what transformers has, in a process that has not imported it."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the host would wait for on an accelerator, noticed on any device."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A disposal that writes down what leaves, and a check that nothing is forgotten or let go twice."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
