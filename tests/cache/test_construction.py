@@ -12,12 +12,7 @@ from transformers import AutoConfig, BartConfig, T5Config
 import models
 import modes
 from closeness import assert_close
-from hf_paged_eviction import (
-    CacheOptions,
-    PagedEvictionCache,
-    make_policy,
-    paged_encoder_decoder_cache,
-)
+from hf_paged_eviction import CacheOptions, PagedEvictionCache, make_policy, paged_encoder_decoder_cache
 from hf_paged_eviction.allocators import make_allocator
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.options.checked import chosen_heads

@@ -56,9 +56,6 @@ def say(model: Any, mode: str = "greedy", padded: bool = True, **settings: Any) 
     return model.generate(ids, attention_mask=mask, **{**plain, **MODES.get(mode, {}), **settings})
 
 
-# ---- the same as with a cache of one's own ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", MODES)
 def test_same_as_with_the_cache(mode: str, padded: bool) -> None:
@@ -84,12 +81,7 @@ def test_assistant() -> None:
 
 def test_every_setting_arrives() -> None:
     model = models.build("llama", "paged_eviction")
-    settings = {
-        "policy": "snapkv(window=2)",
-        "heads": "separate",
-        "sink_tokens": 5,
-        "recent_tokens": 7,
-    }
+    settings = {"policy": "snapkv(window=2)", "heads": "separate", "sink_tokens": 5, "recent_tokens": 7}
     settings |= {"allocator": "pyramid", **SMALL}
     with_cache = say(model, **{CACHE_ARGUMENT: models.paged(model.config, **settings)})
     custom = say(model, **PAGED, **settings)
@@ -122,8 +114,6 @@ def test_the_conversation_goes_on() -> None:
     assert answers.tolist() == expected.tolist()
     assert past.stats() == cache.stats()
 
-
-# ---- other ways to come here --------------------------------------------------------------------------------------
 
 _SPEECH_AND_TEXT = {
     "vocab_size": models.VOCABULARY,
@@ -200,9 +190,6 @@ def test_a_model_that_brings_it_along(tmp_path: Path) -> None:
     assert custom.tolist() == with_cache.tolist()
 
 
-# ---- errors -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("settings", "error", "says"),
     [
@@ -274,9 +261,6 @@ def test_trust_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0)
     with pytest.raises(ValueError, match="trust_remote_code=True"):
         say(models.shared("llama"), custom_generate=str(FOLDER), **SMALL)
-
-
-# ---- the repository -----------------------------------------------------------------------------------------------
 
 
 def test_the_card_tells_every_argument() -> None:

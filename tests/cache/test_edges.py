@@ -28,9 +28,6 @@ def make(family: str = "llama", attention: str = "sdpa", **settings: Any) -> Pag
     )
 
 
-# ---- the cache ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("policy", ["keydiff", "paged_eviction"])
 @pytest.mark.parametrize("seen", [10, 40])
 def test_no_tokens_at_all(policy: str, seen: int) -> None:
@@ -102,9 +99,6 @@ def test_heads_of_layers_that_differ() -> None:
     assert share(0) is None
 
 
-# ---- attention and what is remembered of it -----------------------------------------------------------------------
-
-
 def by_position(layer: Any, name: str) -> list[dict[int, float]]:
     """Per row, from the position of a token to its number in the first head."""
     rows = zip(layer.positions[:, 0].tolist(), layer.observed[name][:, 0].tolist(), strict=True)
@@ -150,9 +144,6 @@ def test_a_forward_of_several_is_scored_after_its_attention() -> None:
         recorder.observe_overflow(torch.zeros(1, 1, 30, dtype=torch.int64), 0)
 
 
-# ---- policies -----------------------------------------------------------------------------------------------------
-
-
 class Curious(EvictionPolicy):
     """Keeps what it was told."""
 
@@ -195,9 +186,6 @@ def test_caote_of_a_policy_with_statistics_of_its_own() -> None:
     scores, expected = (policy.score(inputs.context(policy, inputs.all_pieces(policy))) for policy in (roco, mean))
     valid = inputs.positions >= 0
     torch.testing.assert_close(scores[valid], expected[valid])
-
-
-# ---- calibrations -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -248,9 +236,6 @@ def test_files_that_are_no_calibration(
 def test_latents_cannot_be_calibrated() -> None:
     with pytest.raises(ValueError, match="latents instead"):
         fit(models.shared("deepseek_v3"), [Window(torch.zeros(1, 300, dtype=torch.int64))] * 2)
-
-
-# ---- the probe ----------------------------------------------------------------------------------------------------
 
 
 def test_a_probe_without_a_mask_is_one_with_all_tokens() -> None:

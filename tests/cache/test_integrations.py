@@ -28,9 +28,6 @@ def say(model: PreTrainedModel, cache: Any, **settings: Any) -> Any:
     return model.generate(ids, **{CACHE_ARGUMENT: cache}, **{**plain, **settings})
 
 
-# ---- threads ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("settings", [{}, {"policy": "snapkv"}, {"policy": "h2o", "allocator": "pyramid"}], ids=str)
 def test_threads_share_a_model(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """What one thread hands to its attention never reaches another's, though all stop in between."""
@@ -59,9 +56,6 @@ def test_threads_share_a_model(settings: dict[str, Any], monkeypatch: pytest.Mon
     assert all(cache.stats() == caches[0].stats() for cache in caches)
 
 
-# ---- GenerationConfig ---------------------------------------------------------------------------------------------
-
-
 def test_a_configuration_is_as_good_as_arguments() -> None:
     model = models.shared("llama")
     settings = {"max_new_tokens": 9, "prefill_chunk_size": 7, "repetition_penalty": 1.3, "pad_token_id": models.PAD}
@@ -82,8 +76,6 @@ def test_no_use_of_the_cache_is_the_models_default() -> None:
     assert say(model, cache).tolist() == say(models.shared("llama"), PagedEvictionCache(model.config, **SMALL)).tolist()
     assert cache.stats().seen == max(modes.LENGTHS) + modes.STEPS - 1
 
-
-# ---- what changes the scores, and what ends the text --------------------------------------------------------------
 
 CONTROLS: dict[str, dict[str, Any]] = {
     "penalties": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
@@ -108,9 +100,6 @@ def test_controls(control: str) -> None:
     assert cache.stats().largest_held == 24
 
 
-# ---- outputs ------------------------------------------------------------------------------------------------------
-
-
 def test_outputs() -> None:
     model = models.shared("llama")
     wanted = {"output_scores": True, "output_logits": True, "output_hidden_states": True}
@@ -123,9 +112,6 @@ def test_outputs() -> None:
     assert len(ours.hidden_states) == modes.STEPS
     transitions = [model.compute_transition_scores(out.sequences, out.scores) for out in (ours, expected)]
     torch.testing.assert_close(*transitions)
-
-
-# ---- precision and training ---------------------------------------------------------------------------------------
 
 
 def gradient(model: PreTrainedModel, **settings: Any) -> torch.Tensor:

@@ -48,9 +48,6 @@ def assert_serves(model: Any, batch: Any) -> None:
     assert cache.stats().largest_held == 64 < cache.stats().seen
 
 
-# ---- adapters -----------------------------------------------------------------------------------------------------
-
-
 def with_adapters(model: Any) -> Any:
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
@@ -115,9 +112,6 @@ def test_prefix_tuning_brings_a_cache_of_its_own(whole: tuple[Any, Any]) -> None
     cache = paged(tuned)
     say(tuned, inputs(tokenizer), cache)
     assert cache.stats().seen == 0
-
-
-# ---- quantised weights --------------------------------------------------------------------------------------------
 
 
 def _bitsandbytes(bits: int) -> Any:

@@ -15,10 +15,7 @@ pytestmark = pytest.mark.skipif(not models.HAS_HYBRID_CACHE, reason="such models
 
 @pytest.mark.parametrize(
     "change",
-    [
-        lambda cache: cache.batch_select_indices(torch.tensor([2, 0])),
-        lambda cache: cache.batch_repeat_interleave(2),
-    ],
+    [lambda cache: cache.batch_select_indices(torch.tensor([2, 0])), lambda cache: cache.batch_repeat_interleave(2)],
     ids=["select", "repeat"],
 )
 def test_a_layer_that_has_met_nothing(change: Callable[[Any], None]) -> None:

@@ -36,9 +36,6 @@ def test_scores_are_those_of_the_tokens_as_they_came() -> None:
         assert held[0] == held[1], policy
 
 
-# ---- life ---------------------------------------------------------------------------------------------------------
-
-
 def filled(steps: int = 7, **settings: Any) -> tuple[Any, PagedEvictionCache, torch.Tensor, torch.Tensor]:
     model = shared("llama")
     cache = PagedEvictionCache(model.config, **{"budget": 24, "block_size": 4, "bits": 4, **settings})

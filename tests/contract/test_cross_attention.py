@@ -120,8 +120,7 @@ def test_merged_attention_is_refused_where_it_does_not_fit(settings: dict[str, A
     with pytest.raises(ValueError, match="allocator='uniform'"):
         logits_of(model, cache, 20, [(0, 14)])
     assert_close(
-        logits_of(model, None, 20, CALLS["one forward"]),
-        logits_of(build("T5Gemma2"), None, 20, CALLS["one forward"]),
+        logits_of(model, None, 20, CALLS["one forward"]), logits_of(build("T5Gemma2"), None, 20, CALLS["one forward"])
     )
 
 

@@ -71,10 +71,7 @@ def test_prompt_lookup_equals_dynamic() -> None:
         "eos_token_id": models.VOCABULARY,
     }
     ids, mask = models.left_pad(models.prompts([20]))
-    caches = [
-        paged_encoder_decoder_cache(model.config, budget=64),
-        EncoderDecoderCache(DynamicCache(), DynamicCache()),
-    ]
+    caches = [paged_encoder_decoder_cache(model.config, budget=64), EncoderDecoderCache(DynamicCache(), DynamicCache())]
     tokens = [model.generate(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache}, **settings) for cache in caches]
     assert tokens[0].tolist() == tokens[1].tolist()
 

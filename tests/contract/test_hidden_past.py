@@ -50,11 +50,7 @@ def test_a_turn_in_every_mode(mode: str, family: str) -> None:
     ids = torch.stack(models.prompts([30, 30], seed=6))
     mask = torch.ones_like(ids)
     mask[:, 6:9] = mask[0, 15:20] = 0
-    settings = {
-        "beams": {"num_beams": 3},
-        "chunks": {"prefill_chunk_size": 3},
-        "sampled": {"do_sample": True},
-    }[mode]
+    settings = {"beams": {"num_beams": 3}, "chunks": {"prefill_chunk_size": 3}, "sampled": {"do_sample": True}}[mode]
     sequences = []
     for cache in (PagedEvictionCache(model.config, budget=128), modes.dynamic(model)):
         modes.forward(model, cache, ids, torch.ones_like(ids), 0, 20)

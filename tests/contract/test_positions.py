@@ -15,9 +15,6 @@ from hf_paged_eviction import PagedEvictionCache
 pytestmark = pytest.mark.contract
 
 
-# ---- the same as before where it must be ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mode", ["greedy", "direct", "prompt_lookup"])
 def test_nothing_changes_while_everything_is_held(mode: str) -> None:
     model = models.shared("llama")
@@ -41,9 +38,6 @@ def test_what_a_copy_costs() -> None:
         modes.forward(models.shared("llama"), cache, *modes.batch("greedy", False), 0, 40)
         sizes.append(cache.stats().storage_bytes)
     assert sizes[1] == 1.5 * sizes[0]
-
-
-# ---- policies that read attention -----------------------------------------------------------------------------------
 
 
 def test_policies_see_the_attention_that_was_paid() -> None:
@@ -80,9 +74,6 @@ def test_policies_see_the_attention_that_was_paid() -> None:
     assert len(compared) == 8 * 4 * 2
     assert max(compared) == 0
     assert layer.shifts.amax() > 20
-
-
-# ---- compiled -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("family", "settings"), [("llama", {"bits": 4}), ("deepseek_v3", {"policy": "keydiff"})])

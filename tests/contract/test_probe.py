@@ -179,9 +179,6 @@ def test_copies_serve_many_questions() -> None:
     assert cache.get_seq_length() == 40
 
 
-# ---- refusals -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

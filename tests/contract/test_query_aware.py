@@ -19,9 +19,6 @@ OURS = "paged_eviction"
 ROOMY = 160
 
 
-# ---- same as DynamicCache while nothing has to go -------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", modes.MODES)
 def test_same_as_dynamic(mode: str, padded: bool) -> None:
@@ -39,9 +36,6 @@ def test_without_our_cache_it_is_plain_attention(family: str) -> None:
     plain, ours = models.shared(family), models.shared(family, OURS)
     expected = modes.run(plain, modes.dynamic(plain), "greedy", *inputs)
     assert modes.run(ours, modes.dynamic(ours), "greedy", *inputs).tolist() == expected.tolist()
-
-
-# ---- what is observed -----------------------------------------------------------------------------------------------
 
 
 def eager_attention(family: str, ids: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
@@ -136,9 +130,6 @@ def test_who_reads_no_weights_gets_larger_pieces(policy: str, pieces: int, monke
     assert len(seen) == pieces * layers
 
 
-# ---- exact, bounded, protected, whatever the mode --------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("budget", [12, 24, 52])
 @pytest.mark.parametrize("heads", ["shared", "separate"])
 @pytest.mark.parametrize("turns", [None, [10, 2, 6]], ids=str)
@@ -160,9 +151,6 @@ def test_attention_decides() -> None:
         assert_evicted(recorder)
         held.append(cache.layers[1].positions.sort(-1).values)
     assert not torch.equal(held[0], held[1])
-
-
-# ---- rows, rollback, life -------------------------------------------------------------------------------------------
 
 
 def test_statistics_follow_rows_and_reset() -> None:
@@ -281,9 +269,6 @@ def test_crop_takes_back_queries_that_were_kept() -> None:
         modes.forward(model, cache, ids, mask, 40, 43)
     for layer, own in zip(caches[0].layers, caches[1].layers, strict=True):
         torch.testing.assert_close(layer.observed["attention"], own.observed["attention"])
-
-
-# ---- refusals -------------------------------------------------------------------------------------------------------
 
 
 def test_another_implementation_is_refused() -> None:

@@ -132,9 +132,6 @@ def test_latents_are_refused() -> None:
         layer_rotaries(models.family_config("deepseek_v3"), [0])
 
 
-# ---- what a policy is given -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Looks(EvictionPolicy):
     """Notes what it is given."""
@@ -200,9 +197,6 @@ def test_layers_that_rotate_differently_are_not_scored_in_one() -> None:
                 model(ids[:, at : at + 1], **{CACHE_ARGUMENT: cache})
         positions.append([layer.positions.tolist() for _, layer in cache.paged_layers])
     assert positions[0] == positions[1]
-
-
-# ---- the rotation itself --------------------------------------------------------------------------------------------
 
 
 def learned(case: str = "yarn") -> tuple[Any, Rotary]:

@@ -110,10 +110,7 @@ def test_logits_to_keep_without_pads(name: str, newest: int) -> None:
     assert_close(last(newest), last(0)[:, -newest:])
 
 
-@pytest.mark.parametrize(
-    ("name", "stop", "message"),
-    [("list", 20, "several devices"), ("ada_kv", 40, "changes keys")],
-)
+@pytest.mark.parametrize(("name", "stop", "message"), [("list", 20, "several devices"), ("ada_kv", 40, "changes keys")])
 def test_a_mask_that_was_not_replaced_is_noticed(name: str, stop: int, message: str) -> None:
     """As where shared keys were copied to another device, and what was noted on them is lost."""
     model = two_sources("gemma4")

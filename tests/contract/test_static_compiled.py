@@ -18,10 +18,7 @@ from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.precision import coded
 
-pytestmark = [
-    pytest.mark.contract,
-    models.needs_514,
-]
+pytestmark = [pytest.mark.contract, models.needs_514]
 
 if models.VERSION >= (5, 14):
     from torch._dynamo.utils import counters

@@ -96,9 +96,6 @@ def test_shared_heads_in_two_processes_are_refused(ranks: list[Any]) -> None:
         assert "2 of the 4" in refused and "heads='separate'" in refused
 
 
-# ---- no false alarm ---------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`world(size)` makes it look as if that many processes ran together; to communicate is a mistake."""

@@ -14,8 +14,6 @@ from hf_paged_eviction import available_disposals, make_disposal
 from hf_paged_eviction.disposals import Disposal, Drop, EvictionAction, Site, register_disposal
 from witness import Witness
 
-# ---- in a model ------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("settings", [{"bits": 4}, {"static": True}], ids=str)
 @pytest.mark.parametrize("says", ["plans", "takes", "reads"])
@@ -49,9 +47,6 @@ def test_a_block_is_planned_before_its_tokens_leave(padded: bool) -> None:
                 assert (log.planned >= log.times)[..., :-1].all()
                 gap = (log.planned - log.times)[..., :-1].sum(-1)
                 assert (gap < 4).all(), "a block leaves before the next one is chosen"
-
-
-# ---- nothing is computed for nothing ---------------------------------------------------------------------------------
 
 
 class Operators(TorchDispatchMode):
@@ -95,9 +90,6 @@ def test_dropping_costs_no_operator() -> None:
         counted.append(watch.counts)
         assert not watch.counts["scatter_add"]  # what losers are found by
     assert counted[0] == counted[1]
-
-
-# ---- spelling --------------------------------------------------------------------------------------------------------
 
 
 def test_by_name() -> None:

@@ -195,9 +195,7 @@ def test_all_is_a_dynamic_cache(mode: str, padded: bool) -> None:
     model = models.shared("llama", OURS)
     inputs = modes.batch(mode, padded)
     cache = models.paged(
-        model.config,
-        **{**ONE, "budget": 16, "disposal": "recall(blocks=all)"},
-        record_past=recording(mode),
+        model.config, **{**ONE, "budget": 16, "disposal": "recall(blocks=all)"}, record_past=recording(mode)
     )
     expected = modes.run(model, DynamicCache(config=model.config), mode, *inputs)
     assert modes.run(model, cache, mode, *inputs).tolist() == expected.tolist()

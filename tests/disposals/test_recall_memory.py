@@ -25,11 +25,7 @@ def make(memory: int, text: str, **settings: Any) -> PagedEvictionCache:
 
 @pytest.mark.parametrize(
     ("text", "vectors", "blocks", "at_once"),
-    [
-        ("blocks=2", 2, 0, 3),
-        ("blocks=3, summary=vector, prefetch=2", 1, 2, 3),
-        ("blocks=all", 2, 0, 3),
-    ],
+    [("blocks=2", 2, 0, 3), ("blocks=3, summary=vector, prefetch=2", 1, 2, 3), ("blocks=all", 2, 0, 3)],
 )
 def test_all_of_it_fits(text: str, vectors: int, blocks: int, at_once: int) -> None:
     """After every forward, up to the last token of the longest text; and one block more would not."""

@@ -101,8 +101,7 @@ def test_what_is_taken_is_what_is_in_host_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [("prefetch=-1", r"prefetch.*0"), ("blocks=all, prefetch=2", "nothing to prefet")],
+    ("text", "message"), [("prefetch=-1", r"prefetch.*0"), ("blocks=all, prefetch=2", "nothing to prefet")]
 )
 def test_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):

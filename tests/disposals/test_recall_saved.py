@@ -81,9 +81,6 @@ def test_one_context_serves_several_questions(tmp_path: Path) -> None:
         assert_close(logits, own[order])
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
-
-
 def broken(tensor: torch.Tensor, how: str) -> torch.Tensor:
     tensor = tensor.clone()
     if how == "many":

@@ -16,11 +16,7 @@ from hf_paged_eviction_eval.running.agreement import divergence, recorded_logits
 from hf_paged_eviction_eval.running.variants import batch_keys
 
 SETTINGS = TaskSettings(
-    policies=("paged_eviction", "keydiff"),
-    budgets=("20%", "full"),
-    block_size=4,
-    tasks=("passkey",),
-    agreement=True,
+    policies=("paged_eviction", "keydiff"), budgets=("20%", "full"), block_size=4, tasks=("passkey",), agreement=True
 )
 
 

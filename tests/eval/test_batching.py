@@ -11,11 +11,7 @@ from transformers import LlamaConfig, MixtralConfig
 from asking import asked
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.running import batching
-from hf_paged_eviction_eval.running.batching import (
-    numbers_per_token,
-    start_size,
-    weight_count,
-)
+from hf_paged_eviction_eval.running.batching import numbers_per_token, start_size, weight_count
 
 GIB = 1 << 30
 LLAMA_8B = LlamaConfig(

@@ -33,9 +33,6 @@ def small() -> Any:
     return LlamaForCausalLM(config).eval()
 
 
-# ---- steps ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["full", "paged", "paged_static", "paged_static_own", "full_compiled"])
 def test_a_step_is_that_of_generate(small: Any, name: str) -> None:
     settings = BenchSettings(block_size=4, steps=8)
@@ -68,9 +65,6 @@ def test_every_timing_starts_alike(small: Any, name: str) -> None:
         assert decoder.seen == seen and int(held.cache.get_seq_length()) == seen
 
 
-# ---- rounds ---------------------------------------------------------------------------------------------------------
-
-
 def test_rounds_are_interleaved_and_go_on_without_what_fails() -> None:
     calls: list[str] = []
     failures: list[tuple[str, str]] = []
@@ -94,9 +88,6 @@ def test_rounds_are_interleaved_and_go_on_without_what_fails() -> None:
     assert "".join(calls) == "abcabcac" and len(ticks) == 9
     assert failures == [("b", "enough")] and set(times) == {"a", "c"}
     assert ratio([1.0, 10.0, 3.0], [2.0, 10.0, 1.0]) == 1.0
-
-
-# ---- bytes ----------------------------------------------------------------------------------------------------------
 
 
 def test_bytes_of_the_weights(small: Any) -> None:

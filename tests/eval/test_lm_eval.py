@@ -150,11 +150,7 @@ def test_a_budget_that_holds_everything_is_the_full_cache(folder: Path, full: di
 
 @pytest.mark.parametrize(
     ("arguments", "tasks"),
-    [
-        (SMALL, TASKS),
-        ({"budget": "40%", "block_size": 4}, TASKS[:1]),
-        ({**SMALL, "prefill_chunk_size": 25}, TASKS[:1]),
-    ],
+    [(SMALL, TASKS), ({"budget": "40%", "block_size": 4}, TASKS[:1]), ({**SMALL, "prefill_chunk_size": 25}, TASKS[:1])],
     ids=["shared", "ratio", "chunks"],
 )
 def test_the_batch_does_not_matter(

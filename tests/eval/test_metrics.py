@@ -69,14 +69,7 @@ def test_one_answer(metric: str, prediction: str, answer: str, score: float) -> 
 
 @pytest.mark.parametrize(
     ("prediction", "score"),
-    [
-        ("Sport", 1),
-        ("It is Sport.", 1),
-        ("sport", 0),
-        ("Sport or Food", 0.5),
-        ("Food", 0),
-        ("", 0),
-    ],
+    [("Sport", 1), ("It is Sport.", 1), ("sport", 0), ("Sport or Food", 0.5), ("Food", 0), ("", 0)],
 )
 def test_classification(prediction: str, score: float) -> None:
     assert score_sample("classification", prediction, ["Sport"], ["Food", "Sport", "Color"]) == score

@@ -123,9 +123,6 @@ def test_links_between_notebooks_lead_somewhere(path: Path) -> None:
             assert (FOLDER / target).exists(), target
 
 
-# ---- commands that are shown and not run ------------------------------------------------------------------------
-
-
 def shown_commands() -> list[str]:
     """`paged-eviction ...` in the shell blocks of all notebooks, without the launcher."""
     commands = {}

@@ -14,13 +14,7 @@ from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval.errors import RowsFailed, UserError
 from hf_paged_eviction_eval.options.settings import TextSettings
 from hf_paged_eviction_eval.progress import LISTENER, Reading
-from hf_paged_eviction_eval.running.perplexity import (
-    losses_of,
-    make_text_jobs,
-    run_texts,
-    stream_logits,
-    text_variants,
-)
+from hf_paged_eviction_eval.running.perplexity import losses_of, make_text_jobs, run_texts, stream_logits, text_variants
 from hf_paged_eviction_eval.running.plans import long_texts
 from hf_paged_eviction_eval.running.variants import check_caches, variants
 from hf_paged_eviction_eval.tables.means import curves

@@ -26,8 +26,6 @@ from hf_paged_eviction_eval.running import batching
 from hf_paged_eviction_eval.store.results import ResultFolder, read_rows
 from hf_paged_eviction_eval.tasks import get_task
 
-# ---- the command --------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     ("missing", "message"), [("matplotlib", "pip install 'hf_paged_eviction[eval]'"), ("other", "")]
@@ -71,9 +69,6 @@ def test_the_time_left_is_told_and_how_to_cut_it(monkeypatch: pytest.MonkeyPatch
         assert output.count("note: about 4 h 9 min left for 1,000 answers. Shorter: --limit 2") == 1
         assert "4 h 9 min left" in output and "h 47 min" not in output
     assert [readable_time(seconds) for seconds in (7, 89, 90, 5400)] == ["7 s", "89 s", "2 min", "1 h 30 min"]
-
-
-# ---- models and devices -------------------------------------------------------------------------------------------
 
 
 def test_a_device_that_fails_is_not_taken_for_damaged_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,9 +167,6 @@ def test_an_accelerator_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None
     assert environment.best_device() == "mps"
 
 
-# ---- where it ran -------------------------------------------------------------------------------------------------
-
-
 def test_a_machine_that_says_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "exists", lambda self: False)
     monkeypatch.setattr(platform, "processor", lambda: "")
@@ -200,9 +192,6 @@ def test_the_commit_of_a_package_in_a_repository(tmp_path: Path) -> None:
     assert environment.commit(package) == git("rev-parse", "HEAD")
     (package / "__init__.py").write_text("changed")
     assert environment.commit(package) == git("rev-parse", "HEAD") + "-dirty"
-
-
-# ---- files --------------------------------------------------------------------------------------------------------
 
 
 def test_rows_that_cannot_be_read(tmp_path: Path) -> None:
@@ -235,9 +224,6 @@ def test_no_mirror_has_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"(?s)data\.zip.*a/b: 404.*c/d: 404") as error:
         hub.download(("a/b", "c/d"), "data.zip", "r")
     assert "--data-dir" in str(error.value)
-
-
-# ---- tasks and reports --------------------------------------------------------------------------------------------
 
 
 def test_an_interpreter_without_sources() -> None:

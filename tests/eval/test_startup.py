@@ -91,8 +91,7 @@ def test_help_fits_80_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "expected"),
-    [("paged-eviction pr", "prepare"), ("paged-eviction eval --trust", "--trust-remote-code")],
+    ("typed", "expected"), [("paged-eviction pr", "prepare"), ("paged-eviction eval --trust", "--trust-remote-code")]
 )
 def test_the_shell_completes_without_torch(typed: str, expected: str) -> None:
     environment = {

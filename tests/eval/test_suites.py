@@ -12,14 +12,7 @@ from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.requests import task_settings
 from hf_paged_eviction_eval.tasks import available_tasks, make_samples, niah
-from hf_paged_eviction_eval.tasks.suites import (
-    digests,
-    expand,
-    is_generated,
-    load_samples,
-    task_groups,
-    task_names,
-)
+from hf_paged_eviction_eval.tasks.suites import digests, expand, is_generated, load_samples, task_groups, task_names
 from longbench_files import write_longbench
 
 

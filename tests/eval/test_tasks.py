@@ -11,12 +11,7 @@ from transformers import AutoTokenizer
 
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.data import library
-from hf_paged_eviction_eval.tasks import (
-    MAX_QUESTION_TOKENS,
-    TASK_GROUPS,
-    held_out_texts,
-    make_samples,
-)
+from hf_paged_eviction_eval.tasks import MAX_QUESTION_TOKENS, TASK_GROUPS, held_out_texts, make_samples
 from hf_paged_eviction_eval.tasks.words import CLASSES, POOL, Words
 
 LENGTHS = (256, 2048)

@@ -210,11 +210,7 @@ class Game:
         given = None if self.without_masks and self.slow.seen and mask.all() else mask.long()
         with torch.no_grad(), self._autocast():
             logits: Tensor = self.model(
-                input_ids=ids,
-                attention_mask=given,
-                position_ids=positions,
-                **{CACHE_ARGUMENT: cache},
-                use_cache=True,
+                input_ids=ids, attention_mask=given, position_ids=positions, **{CACHE_ARGUMENT: cache}, use_cache=True
             ).logits
         return logits
 

@@ -46,9 +46,7 @@ FOUND = {
         family="gemma3",
     ),
     "a short convolution that has gone on when the first forward failed": Case(
-        options={"block_size": 4, "budget": 20},
-        calls=(("fail", 1, "before", 4), ("steps", 2, "none")),
-        family="lfm2",
+        options={"block_size": 4, "budget": 20}, calls=(("fail", 1, "before", 4), ("steps", 2, "none")), family="lfm2"
     ),
     "a short convolution that has gone on when a step failed": Case(
         options={"block_size": 4, "budget": 20},

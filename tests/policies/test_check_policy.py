@@ -8,14 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_paged_eviction import (
-    EvictionPolicy,
-    Needs,
-    ScoreContext,
-    available_modifiers,
-    available_policies,
-    make_policy,
-)
+from hf_paged_eviction import EvictionPolicy, Needs, ScoreContext, available_modifiers, available_policies, make_policy
 from hf_paged_eviction.policies.registry import POLICIES
 from hf_paged_eviction.testing import check_policy
 from hf_paged_eviction_eval import embedded  # noqa: F401 (it names the calibration of the embedded model)
@@ -32,9 +25,6 @@ def test_a_policy_that_was_made_for_a_model() -> None:
     check_policy("calibrated:embedded", head_dim=32, value_dim=32)
     with pytest.raises(ValueError, match="ValueError"):
         check_policy("calibrated:embedded")
-
-
-# ---- made wrong ---------------------------------------------------------------------------------------------------
 
 
 def norms(context: ScoreContext) -> Tensor:
@@ -184,10 +174,7 @@ WRONG: list[tuple[EvictionPolicy, str]] = [
         ),
         "layer_idx",
     ),
-    (
-        scored("Budgeted", lambda c: norms(c).masked_fill(c.positions < c.budget / 4, torch.inf)),
-        r"budget.*scores",
-    ),
+    (scored("Budgeted", lambda c: norms(c).masked_fill(c.positions < c.budget / 4, torch.inf)), r"budget.*scores"),
     (scored("Unrotates", lambda c: c.unrotated_keys.norm(dim=-1)), r"rotary.*scores"),
     (observed("UnrotatesQueries", unrotates_queries), r"rotary.*scores"),
     (scored("InPlace", in_place), "'values'"),
@@ -197,10 +184,7 @@ WRONG: list[tuple[EvictionPolicy, str]] = [
     (observed("NotNamed", lambda s, a: {"sum": s["sum"], "last": a.weights.sum((2, 3))}), r"ValueError.*'last'"),
     (observed("WrongShape", lambda s, a: {"sum": a.weights.sum(3)}), r"ValueError.*3, 2"),
     (observed("WrongDtype", lambda s, a: {"sum": (a.weights.amax((2, 3)) > 0.1).long()}), r"ValueError:.*'sum'"),
-    (
-        scored("NoObserver", lambda c: c.statistics["sum"], Needs(token_statistics=("sum",))),
-        "NotImplementedError",
-    ),
+    (scored("NoObserver", lambda c: c.statistics["sum"], Needs(token_statistics=("sum",))), "NotImplementedError"),
     (observed("LastPieceOnly", lambda s, a: {"sum": a.weights.sum((2, 3))}), "Queries in pieces"),
     (observed("LastInPiece", last_in_piece), "Queries in pieces"),
     (observed("AddsInPlace", lambda s, a: {"sum": s["sum"].add_(a.weights.sum((2, 3)))}), "'sum'"),

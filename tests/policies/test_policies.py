@@ -92,9 +92,6 @@ def test_random_is_a_function_of_seed_layer_head_and_position() -> None:
     assert torch.corrcoef(torch.stack([first[0, 0, 1:], first[0, 0, :-1]]))[0, 1].abs() < 0.05
 
 
-# ---- registry ---------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def clean_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget_after(monkeypatch, registry.POLICIES)
@@ -146,9 +143,6 @@ def test_names_are_unique() -> None:
 def test_neither_name_nor_policy(wrong: Any) -> None:
     with pytest.raises(TypeError, match="policy"):
         make_policy(wrong)
-
-
-# ---- what the cache does with scores ----------------------------------------------------------------------------
 
 
 class Fixed(EvictionPolicy):

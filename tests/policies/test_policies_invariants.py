@@ -53,9 +53,6 @@ class Given(AttentionPolicy):
         return self.table[context.positions.clamp_min(0)]
 
 
-# ---- attention ------------------------------------------------------------------------------------------------------
-
-
 def test_h2o_pins_the_newest_half_of_the_budget() -> None:
     """A share of what the layer may hold, which allocators may decide row by row; of nothing known, nothing."""
     context = context_of(torch.ones(12, 2), attention=torch.arange(12.0))
@@ -112,9 +109,6 @@ def test_the_window_of_a_prompt_is_exact_after_another_forward() -> None:
     torch.testing.assert_close(policy.score(twice)[twice.valid], policy.score(once)[once.valid])
 
 
-# ---- attention as yes or no -----------------------------------------------------------------------------------------
-
-
 def test_pauses_are_measured_across_pieces() -> None:
     weights = torch.full((9, 10), 0.0)
     weights[:, 1:] = 1 / 9
@@ -138,9 +132,6 @@ def test_even_attention_attends_to_nothing(name: str) -> None:
         statistics = {key: torch.zeros(1, 1, tokens) for key in policy.needs.token_statistics}
         statistics = policy.observe(statistics, attention_of(even))
         assert (statistics["used" if name == "lra" else "uses"] == 0).all()
-
-
-# ---- keys and values ------------------------------------------------------------------------------------------------
 
 
 def test_redundancy_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,9 +171,6 @@ def test_pins_stay_pinned() -> None:
     for policy in (GraphKV(StreamingLLM(n_sink=2)), Hybrid(Recency(), StreamingLLM(n_sink=2))):
         assert policy.score(context)[0, 0].isposinf().nonzero()[:, 0].tolist() == [0, 1]
         assert not policy.score(context).isnan().any()
-
-
-# ---- joined ---------------------------------------------------------------------------------------------------------
 
 
 def test_hybrid_drops_what_one_puts_below_everything() -> None:

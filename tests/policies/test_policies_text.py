@@ -194,9 +194,6 @@ def test_a_policy_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert GraphKV(Plain()).label == "graphkv(Plain)"
 
 
-# ---- policies that a file makes ---------------------------------------------------------------------------------
-
-
 PATHS = [
     "plain.safetensors",
     "a, b (1).safetensors",
@@ -258,9 +255,6 @@ def test_plain_files_need_no_quotes(files: dict[str, str], monkeypatch: pytest.M
 def test_mistakes_around_files(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_policy(text)
-
-
-# ---- what a modifier keeps for its parts ------------------------------------------------------------------------
 
 
 def test_statistics_of_parts_cannot_clash() -> None:

@@ -169,9 +169,7 @@ def test_as_an_operator_it_is_what_compilers_expect(seed: int) -> None:
         fused.read(case.held(), query, case.mask(), Logits(0.125, 5.0, torch.randn(query.shape[1])))
     fused.register()
     checked = torch.library.opcheck(
-        torch.ops.hf_paged_eviction.attend_to_codes.default,
-        tuple(given),
-        test_utils=("test_schema", "test_faketensor"),
+        torch.ops.hf_paged_eviction.attend_to_codes.default, tuple(given), test_utils=("test_schema", "test_faketensor")
     )
     assert set(checked.values()) == {"SUCCESS"}
 

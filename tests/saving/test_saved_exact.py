@@ -86,15 +86,7 @@ BEFORE = (40, 1, 1, 1)
 @pytest.mark.parametrize("policy", [name for name in available_policies() if name != "calibrated"])
 def test_every_policy_goes_on(tmp_path: Path, policy: str) -> None:
     static = models.VERSION >= (5, 14) and len(policy) % 2 == 0
-    run(
-        models.shared("llama", OURS),
-        tmp_path,
-        True,
-        BEFORE,
-        (1, 1, 6, 1),
-        policy=policy,
-        static=static,
-    )
+    run(models.shared("llama", OURS), tmp_path, True, BEFORE, (1, 1, 6, 1), policy=policy, static=static)
 
 
 @pytest.mark.parametrize("static", [False, True])

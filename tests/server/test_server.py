@@ -269,12 +269,7 @@ def test_tools(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [
         json.loads(prompt_text[7:].partition("</tools>")[0]) if "<tools>" in prompt_text else None
         for prompt_text in seen[:4]
-    ] == [
-        TOOLS,
-        TOOLS,
-        None,
-        TOOLS,
-    ]
+    ] == [TOOLS, TOOLS, None, TOOLS]
     with pytest.raises(served.openai.BadRequestError, match=r"\d+ .*protect"):
         create(**arguments, extra_body={"protect": ["tools"]})
     with pytest.raises(served.openai.BadRequestError, match="valid dictionary") as refused:

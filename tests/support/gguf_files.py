@@ -11,11 +11,7 @@ TEMPLATE = "{% for message in messages %}<s>{{ message.content }}</s>{% endfor %
 
 
 def write_gguf(
-    path: Path,
-    *,
-    begins: bool | None = None,
-    merges: Sequence[str] = ("a b", "b c", "\u0120 a"),
-    kind: str = "F32",
+    path: Path, *, begins: bool | None = None, merges: Sequence[str] = ("a b", "b c", "\u0120 a"), kind: str = "F32"
 ) -> None:
     """Write the file; numbers are the same each time.
 

@@ -179,10 +179,7 @@ _FAMILIES |= {
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
     "diffllama": ("diffllama", {"head_dim": 8}),
     "hrm_text": ("hrm_text", {"head_dim": 8, "num_hidden_layers": 1, "H_cycles": 2, "L_cycles": 1}),
-    "zaya": (
-        "zaya",
-        {"head_dim": 16, "num_experts": 2, "moe_intermediate_size": 16, "router_hidden_size": 16},
-    ),
+    "zaya": ("zaya", {"head_dim": 16, "num_experts": 2, "moe_intermediate_size": 16, "router_hidden_size": 16}),
 }
 
 
