@@ -84,10 +84,10 @@ _BASELINES = PUBLISHED["paged_eviction"], PUBLISHED["random"]
 #: What is measured, the first first.
 STAGES: tuple[Sequence[tuple[Kind, float]], ...] = (
     ((PREPARED, 1 / 8), (PREPARED, 1 / 16), *((kind, 1 / 8) for kind in (WITHOUT, *_BASELINES))),
-    ((PREPARED, 1 / 4), *((kind, share) for share in (1 / 4, 1 / 16) for kind in (WITHOUT, *_BASELINES))),
+    ((PREPARED, 1 / 4), (PREPARED, 1 / 2), *((kind, 1 / 4) for kind in (WITHOUT, *_BASELINES))),
     tuple((kind, share) for share in (1 / 8, 1 / 4) for kind in (PUBLISHED["snapkv"], PUBLISHED["tova"])),
-    tuple((kind, 1 / 2) for kind in (PREPARED, WITHOUT, *PUBLISHED.values())),
-    tuple((kind, 1 / 16) for kind in (PUBLISHED["snapkv"], PUBLISHED["tova"])),
+    tuple((kind, 1 / 16) for kind in (WITHOUT, *PUBLISHED.values())),
+    tuple((kind, 1 / 2) for kind in (WITHOUT, *PUBLISHED.values())),
 )
 #: Prompts of each use that the full cache answers.
 COUNT = 60
