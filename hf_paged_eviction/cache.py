@@ -660,7 +660,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         rows = self._evicting[0].table.rows if self._evicting else None
         whole = (rows, seen + input_ids.shape[-1])
         if rows is not None and attention_mask is not None and tuple(attention_mask.shape) == whole:
-            self._forwards.hiding.look(attention_mask, seen, rows)
+            self._forwards.hide(attention_mask, seen, rows)
             attention_mask = attention_mask[:, seen:]
         return feeding.follow_up(input_ids, attention_mask, seen, rows, self._padding)
 

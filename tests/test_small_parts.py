@@ -265,14 +265,12 @@ def test_a_mask_may_hide_and_not_show() -> None:
     padding.observe(mask(".xxxxx", "xxxxxx"), 0, 6, 2)
     assert padding.newly_hidden(mask(".xxxxxx", "xxxxxxx"), 6, 2) is None
     hidden = padding.newly_hidden(mask(".x.x..x", "xxxxxxx"), 6, 2)
-    assert shown(hidden) == ["..x.xx", "......"]
     assert hidden is not None
-    without = padding.without(hidden)
     assert columns(padding, 0, 6) == [".xxxxx", "xxxxxx"], "nothing has changed so far"
-    padding.hide(without)
-    assert shown(without.positions) == [".x.xx.", "......"]
-    assert without.pads.tolist() == [3, 0]
-    assert not without.ends
+    padding.hide(hidden)
+    assert shown(hidden.positions) == [".x.xx.", "......"]
+    assert hidden.pads.tolist() == [3, 0]
+    assert not hidden.ends
     assert columns(padding, 0, 6) == [".x.x..", "xxxxxx"]
     assert shown(padding.counted(0, 7, 2, device)) == [".xxx..x", "xxxxxxx"]
     assert padding.tokens_hidden == 2
@@ -287,7 +285,7 @@ def test_a_mask_that_was_told_and_given_may_hide_later() -> None:
         padding = Padding(mask("xxx"))
         padding.observe(mask(first), 0, 3, 1)
         hidden = padding.newly_hidden(mask("xx.x"), 3, 1)
-        assert (None if hidden is None else shown(hidden)) == later
+        assert (None if hidden is None else shown(~hidden.visible)) == later
 
 
 def test_one_row_that_is_all_pads_is_regular() -> None:
@@ -384,7 +382,7 @@ def test_what_is_known_of_a_row_leaves_with_it() -> None:
     padding.observe(mask(".xxxxx", "xxxxxx"), 0, 6, 2)
     hidden = padding.newly_hidden(mask(".xxx.x", "xxxxxx"), 6, 2)
     assert hidden is not None
-    padding.hide(padding.without(hidden))
+    padding.hide(hidden)
     with pytest.raises(ValueError, match="without a mask"):
         padding.newly_hidden(None, 6, 2)
     padding.map_rows(lambda rows: rows[[1, 1]], 2)
@@ -398,7 +396,7 @@ def test_what_is_known_of_a_column_leaves_with_it() -> None:
     padding.observe(mask("xxxxxx"), 0, 6, 1)
     hidden = padding.newly_hidden(mask("xxxx.x"), 6, 1)
     assert hidden is not None
-    padding.hide(padding.without(hidden))
+    padding.hide(hidden)
     padding.crop(4)
     assert padding.newly_hidden(None, 4, 1) is None
     assert not padding.any_pads

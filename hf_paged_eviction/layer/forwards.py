@@ -14,11 +14,11 @@ from ..integration.forward_watch import ForwardWatch
 from ..integration.models import named
 from ..integration.window import Window
 from ..masks.channel import MaskOffset
-from ..masks.padding import Padding
+from ..masks.padding import Padding, mask_of_slots
 from ..options.checked import CheckedOptions
 from ..queries.attention import PAGED_EVICTION, ModelAttention, unattended
 from ..static.checks import check_static_attention
-from .hiding import Hiding
+from .moves import remove_hidden
 from .paged import PagedLayer
 from .plan import Plan
 from .states import LinearStates
@@ -29,7 +29,6 @@ class Forwards:
     wrong.
 
     Attributes:
-        hiding: removes tokens that a later mask hides.
         handed: whether `generate` was handed the cache.
 
     Args:
@@ -68,7 +67,6 @@ class Forwards:
         self._options, self._plan = options, plan
         self._uniform, self._needs_our_attention = options.uniform, options.needs_our_attention
         self._watch = watch
-        self.hiding = Hiding(layers, padding, self._uniform, plan)
         self._mask_was_made = False
         self._announced = 0  # number of tokens for which the first mask was made
         self._first = 0
@@ -175,41 +173,48 @@ class Forwards:
             self._check_layers(config)
             if self._states.any:
                 self._states.begin(batch)
-        mask = None if mask is None else mask.bool()  # converted once for all readers
         single = query_length == 1
-        goes_on = single and mask is not None and self._padding.goes_on(mask, seen, batch)
-        if not goes_on and (mask is not None or self._padding.all_real_from):
-            self.hiding.look(mask, seen, batch, single)
-        mask = self._padding.observe(mask, seen, seen + query_length, batch, goes_on)
-        if query_length == 1 and self._plan.static:
+        mask = None if mask is None else mask.bool()  # converted once for all readers
+        unchanged = self._padding.unchanged(mask, seen, batch) if single and mask is not None else None
+        if unchanged is not None:
+            mask = unchanged
+        else:
+            if mask is not None or self._padding.all_real_from:
+                self.hide(mask, seen, batch, single)
+            mask = self._padding.observe(mask, seen, seen + query_length, batch)
+        if single and self._plan.static:
             self.prepare_step(seen)
         if self._padding.irregular and seen and self._uniform:
-            mask = self._with_moved_pads(mask, seen, query_length, batch)
+            mask = self._mask_of_slots(mask, seen, query_length)
         return mask, no_mask is not None and no_mask.all_real
 
-    def _with_moved_pads(self, mask: Tensor | None, seen: int, query_length: int, batch: int) -> Tensor:
-        self.commit()  # pads in the middle of the text move to other slots
-        visible, offset = self._visible(self._layers[0], query_length)
-        columns = visible.new_ones(batch, seen + query_length) if mask is None else mask.clone()
-        columns[:, offset : offset + visible.shape[1]] = visible.to(columns.device)
-        return columns
+    def hide(self, mask: Tensor | None, seen: int, rows: int, single: bool = False) -> None:
+        """Remove the tokens of the past that a mask hides, such as the pads that `generate` writes after a row has
+        ended; see `Padding.newly_hidden`.
 
-    def _visible(self, layer: PagedLayer, query_length: int) -> tuple[Tensor, int]:
-        """Which of the slots that the next `update` returns are real, the new tokens left out.
-
-        Returns:
-            `[batch, n]` bool, where `n` is the held part of what `update` returns, and the column of the first of them.
-            For a single token that will overwrite a slot, `n` counts that slot too. Slots of a static cache that are
-            not in use yet are left to causality.
+        Raises:
+            ValueError: the mask shows tokens that were hidden, or hides tokens that cannot be removed. Nothing has
+                changed then.
         """
-        length, offset = layer.get_mask_sizes(query_length)
-        table, visible = layer.table, layer.table.used[:, 0]
-        overwrites = length != table.held + layer.state.waiting + query_length
-        if not overwrites or (query_length == 1 and self._plan.static and not table.full):
-            return visible, offset
-        # Full: the pads are the lowest slots, and the new token takes the highest of them.
-        pads = (~visible).sum(-1, keepdim=True)
-        return torch.arange(table.held, device=visible.device) >= pads - 1, offset
+        if mask is None and single and all(layer.table.all_real for layer in self._layers if layer.held):
+            return  # the mask hides nothing, and `generate` was told that none is needed
+        hidden = self._padding.newly_hidden(mask, seen, rows, single)
+        if hidden is None:
+            return
+        if self._plan.static:
+            self._plan.interrupt()
+        self.commit()
+        remove_hidden([layer.state for layer in self._layers], hidden, self._uniform)
+        self._padding.hide(hidden)
+
+    def _mask_of_slots(self, mask: Tensor | None, seen: int, count: int) -> Tensor:
+        self.commit()  # pads in the middle of the text move to other slots
+        layer = self._layers[0]
+        (length, offset), table = layer.get_mask_sizes(count), layer.table
+        overwrites = length != table.held + layer.state.waiting + count
+        # Slots of a static cache that are not in use yet are left to causality.
+        overwrites = overwrites and (table.full or not self._plan.static)
+        return mask_of_slots(mask, table.used[:, 0], overwrites, offset, seen + count)
 
     def _check_layers(self, config: Any) -> None:
         """Refuse a model of the same kind with another number of layers than the one that the cache was made for."""

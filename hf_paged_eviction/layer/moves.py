@@ -1,8 +1,12 @@
 """Take tokens of a layer back, as if they had never come, or out, because a later mask hides them."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from ..autocast import without_autocast
+from ..masks.padding import Hidden
 from ..table.moves import empty_out
 from ..table.rollback import order_without
 from .layer_state import LayerState
@@ -65,29 +69,44 @@ def _tokens_among(state: LayerState, count: int) -> Tensor:
 # ---- taking out -----------------------------------------------------------------------------------------------------
 
 
-def check_out(state: LayerState, ends: bool) -> None:
-    """Check that tokens can be removed; `ends`: no visible token of their row follows them.
+@without_autocast
+def remove_hidden(layers: Sequence[LayerState], hidden: Hidden, uniform: bool) -> None:
+    """Remove hidden tokens from all layers, whatever their scores. Their slots are the first to be used again.
+
+    If one mask serves all layers, rows and heads (`uniform`), each layer has to empty the same number of slots per row:
+    a layer that has evicted some of the hidden tokens evicts its tokens with the lowest scores instead, a few tokens
+    earlier than otherwise.
 
     Raises:
-        ValueError: the disposal cannot undo its work on evicted tokens.
+        ValueError: the disposal cannot undo its work on evicted tokens. Nothing has changed then.
     """
-    table = state.table
-    if table is not None and table.held:
-        state.action.check_removal(bool((table.evicted_tokens > 0).any()), ends)
+    for layer in layers:
+        if layer.held:
+            layer.action.check_removal(bool((layer.known.evicted_tokens > 0).any()), hidden.ends)
+    gone = [_slots_of(layer, hidden.positions) for layer in layers]
+    level = _level(gone) if uniform and gone else None
+    for layer, slots in zip(layers, gone, strict=True):
+        _take_out(layer, slots, level, hidden.pads)
 
 
-def slots_of(state: LayerState, hidden: Tensor) -> Tensor:
+def _level(gone: Sequence[Tensor]) -> Tensor:
+    """`[B]` largest number of tokens that a set of any layer loses."""
+    most = [slots.sum(-1).amax(-1) for slots in gone]
+    return torch.stack([losses.to(most[0].device) for losses in most]).amax(0)
+
+
+def _slots_of(state: LayerState, hidden: Tensor) -> Tensor:
     """`[B, S, held]` bool: the slots of the tokens whose positions are True in `hidden` `[B, seen]`."""
     positions = state.known.positions
     is_hidden = hidden.to(positions.device).gather(1, positions.clamp_min(0).flatten(1)).view_as(positions)
     return is_hidden & (positions >= 0)
 
 
-def take_out(state: LayerState, gone: Tensor, level: Tensor | None, pads: Tensor) -> None:
-    """Remove tokens, whatever their scores. Their slots are the first to be used again.
+def _take_out(state: LayerState, gone: Tensor, level: Tensor | None, pads: Tensor) -> None:
+    """Remove tokens.
 
     Args:
-        gone: see `slots_of`.
+        gone: see `_slots_of`.
         level: `[B]` number of slots to empty in each set, at least the number of `gone` slots in any set. The tokens
             with the lowest scores fill the difference. None = empty only the `gone` slots.
         pads: `[B]` number of columns without a position from now on.

@@ -85,21 +85,21 @@ class Padding:
             raise ValueError(f"attention_mask must be [rows, length], got shape {tuple(mask.shape)}.")
         return mask.bool()
 
-    def goes_on(self, mask: Tensor, seen: int, batch: int) -> bool:
-        """Whether the mask of a single token is known to bring no news: the past is the same, and the token is real. A
-        step checks nothing else."""
+    def unchanged(self, mask: Tensor, seen: int, batch: int) -> Tensor | None:
+        """The mask of a single token, `[batch, seen + 1]` bool, if it is known to bring no news: the past is the same,
+        and the token is real. A step checks nothing else."""
         if seen < max(self.all_real_from, 1) or mask.shape[1] <= seen or not self._may_read(mask, seen, single=True):
-            return False
-        joined = self._merge(mask, seen + 1, batch, seen)
-        if joined is None:
-            return False
+            return None
+        joined = compared = self._merge(mask, seen + 1, batch, seen)
+        if joined is None or compared is None:
+            return None
         if self.all_real_from and self._mask is not None:
-            before, joined = self._expand(self._mask, batch)[:, : self.all_real_from], joined.clone()
-            joined[:, : self.all_real_from] = joined[:, : self.all_real_from] == before.to(joined.device)
+            before, compared = self._expand(self._mask, batch)[:, : self.all_real_from], joined.clone()
+            compared[:, : self.all_real_from] = compared[:, : self.all_real_from] == before.to(joined.device)
         # The minimum of bytes is ten times as fast as `all` of bools.
-        return bool(joined.view(torch.uint8).min())
+        return joined if bool(compared.view(torch.uint8).min()) else None
 
-    def newly_hidden(self, mask: Tensor | None, seen: int, batch: int, single: bool = False) -> Tensor | None:
+    def newly_hidden(self, mask: Tensor | None, seen: int, batch: int, single: bool = False) -> Hidden | None:
         """Find the visible columns of the past that the mask of a forward hides.
 
         Args:
@@ -107,7 +107,8 @@ class Padding:
             single: the forward has one token, so a mask on an accelerator is not read.
 
         Returns:
-            `[batch, seen]` bool; None if there are none.
+            The state after hiding them, for `hide`; None if there are none. Hidden tokens at the end of a row lose
+            their positions, as if they had been pads from the start.
 
         Raises:
             ValueError: the mask shows a token that was hidden.
@@ -119,30 +120,24 @@ class Padding:
         if mask is None:
             raise _shown_again(None)
         visible = self.columns(0, seen, batch, mask.device)
-        if visible is None:
-            return None if bool(mask.all()) else ~mask
+        visible = torch.ones_like(mask) if visible is None else visible
         if torch.equal(mask, visible):
             return None
         shown = mask & ~visible
         if bool(shown.any()):
             raise _shown_again(shown)
-        return visible & ~mask
+        return self._without(visible & ~mask, visible)
 
     def _may_read(self, mask: Tensor, seen: int, single: bool) -> bool:
         """Reading the mask of every step would synchronise an accelerator. It is read up to the first column without a
         pad: a padded prompt may come in single tokens."""
         return not single or mask.device.type == "cpu" or seen <= self.all_real_from
 
-    def without(self, hidden: Tensor) -> Hidden:
-        """The state after hiding the `columns` `[batch, seen]` bool, which are visible so far.
-
-        Hidden tokens at the end of a row lose their positions, as if they had been pads from the start.
-        """
+    def _without(self, hidden: Tensor, visible: Tensor) -> Hidden:
         batch, seen = hidden.shape
-        visible, came, counted = (
+        came, counted = (
             torch.ones_like(hidden) if columns is None else columns
             for columns in (
-                self.columns(0, seen, batch, hidden.device),
                 self._columns_of(self._came, 0, seen, batch, hidden.device),
                 self.counted(0, seen, batch, hidden.device),
             )
@@ -161,12 +156,11 @@ class Padding:
         self._came, self._counted = persistent(hidden.came), persistent(hidden.counted)
         self.irregular = True  # whatever the mask is, slots are no longer in the order of columns
 
-    def observe(self, mask: Tensor | None, seen: int, length: int, batch: int, goes_on: bool = False) -> Tensor | None:
+    def observe(self, mask: Tensor | None, seen: int, length: int, batch: int) -> Tensor | None:
         """Take in the mask of a forward with the columns `seen .. length`; for earlier columns see `newly_hidden`.
 
         Args:
             mask: `[batch, >= length]` bool; None if the model masks no column.
-            goes_on: the mask is known to bring no news.
 
         Returns:
             The resulting mask, `[batch, length]` bool; None = nothing is masked.
@@ -194,8 +188,6 @@ class Padding:
         if mask is None:
             if not seen:
                 self._mask, self.all_real_from = None, 0
-        elif goes_on:
-            pass
         elif length - seen > 1 or seen <= self.all_real_from:
             self._learn(mask)
         elif self._may_read(mask, seen, single=True) and not mask[:, -1].all():
@@ -348,6 +340,24 @@ class Padding:
         for name in _FLAGS:
             setattr(self, name, saved.flag(name))
         self.all_real_from = saved.number("all_real_from", 0, LONGEST)
+
+
+def mask_of_slots(mask: Tensor | None, used: Tensor, overwrites: bool, offset: int, columns: int) -> Tensor:
+    """The mask of a forward where pads lie in other slots than their columns say, `[batch, columns]` bool.
+
+    Args:
+        mask: `[batch, columns]` bool, of the columns seen and new; None = all are visible.
+        used: `[batch, held]` bool, the slots of real tokens.
+        overwrites: the forward has a single token, which will take a slot: the highest of the pads, which lie in the
+            lowest slots.
+        offset: the column of the first slot.
+    """
+    if overwrites:
+        pads = (~used).sum(-1, keepdim=True)
+        used = torch.arange(used.shape[1], device=used.device) >= pads - 1
+    mask = used.new_ones(len(used), columns) if mask is None else mask.clone()
+    mask[:, offset : offset + used.shape[1]] = used.to(mask.device)
+    return mask
 
 
 def _shown_again(shown: Tensor | None) -> ValueError:

@@ -11,7 +11,8 @@ from playing import RECURRENT, Case, Game, RefusedError, play
 from run import Count, one
 from smallest import failure_of, message_of, script, smallest
 
-from hf_paged_eviction.layer.hiding import Hiding
+from hf_paged_eviction.layer import moves
+from hf_paged_eviction.layer.forwards import Forwards
 from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction.table.table import BlockTable
 from witness import Witness, check_all_told
@@ -237,14 +238,14 @@ def _where_they_are(table: BlockTable, sets: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("owner", "name", "wrong"),
     [
-        (Hiding, "look", lambda *args, **kwargs: None),  # the mask is not looked at
-        (Hiding, "_level", staticmethod(lambda gone: None)),  # one mask serves layers that differ
+        (Forwards, "hide", lambda *args, **kwargs: None),  # the mask is not looked at
+        (moves, "_level", lambda gone: None),  # one mask serves layers that differ
         (BlockTable, "order_of_text", _where_they_are),  # other slots are empty than the mask says
     ],
     ids=["not looked at", "layers differ", "not moved"],
 )
 def test_a_mask_of_the_past_that_goes_wrong_is_found(
-    owner: type, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+    owner: Any, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(
         options={"block_size": 4, "budget": 16},
