@@ -20,7 +20,6 @@ from .autocast import without_autocast
 from .disposals import Disposal
 from .graphs import leave_graphs, warn_of_leaving
 from .integration import feeding
-from .integration.forward_watch import ForwardWatch
 from .integration.models import cross_attention_layers, is_paged, layer_plan, warn_of_surprises
 from .integration.turns import SeenTokens
 from .integration.weights import registered_digest, weights_digest
@@ -32,7 +31,7 @@ from .layer.paged import PagedLayer
 from .layer.plan import Plan
 from .layer.states import LinearStates
 from .layer.stats import CacheStats
-from .masks.channel import MaskOffset
+from .masks.channel import wrap_mask_functions
 from .masks.padding import Padding
 from .naming.arguments import suggest_arguments
 from .naming.sizes import readable_bytes
@@ -160,20 +159,20 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         of_the_text = [layer for at, layer in enumerate(self.layers) if at not in of_images]
         counting = next((layer for layer in reversed(of_the_text) if isinstance(layer, CacheLayerMixin)), None)
         self._states = LinearStates(self.layers, counting, options.static)
-        self._watch = ForwardWatch(max((at for at, layer in enumerate(self.layers) if layer is counting), default=0))
         self._forwards = Forwards(
             config,
             self._evicting,
+            self._counter,
             counting,
+            max((at for at, layer in enumerate(self.layers) if layer is counting), default=0),
             self._states,
             self._padding,
             self._attention,
             window,
             options,
             self._plan,
-            self._watch,
         )
-        MaskOffset.wrap_mask_functions()
+        wrap_mask_functions()
 
     @property
     def policy(self) -> EvictionPolicy:
@@ -273,13 +272,13 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             self._leave_graphs(key_states.shape[2])
         if torch.compiler.is_compiling():  # still: a step of a static cache
             return self._update(key_states, value_states, layer_idx, *args, **kwargs)
-        self._watch.takes(layer_idx, self.get_seq_length)
+        self._forwards.takes(layer_idx)
         try:
             if layer_idx == self._first_paged:
                 self._forwards.begin(key_states.shape[0], key_states.shape[2])
             return self._update(key_states, value_states, layer_idx, *args, **kwargs)
         finally:
-            self._watch.inside = False
+            self._forwards.inside = False
 
     def _leave_graphs(self, new: int | Tensor = 1) -> None:
         """Of a compiled call: leave it, unless this is a step of a static cache. Then `is_compiling` is False from here
@@ -317,7 +316,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if torch.compiler.is_compiling():
             self._leave_graphs()
         if not torch.compiler.is_compiling():
-            self._watch.begun_at = self._counter.get_seq_length()
+            self._forwards.begun_at = self._counter.get_seq_length()
         return self._sliding
 
     def get_conv_state(self, layer_idx: int, *args: Any, **kwargs: Any) -> Tensor | None:
@@ -338,18 +337,15 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         """`(kv_length, kv_offset)` of what the next `update` of this layer returns."""
         if torch.compiler.is_compiling():
             self._leave_graphs(query_length)
-        compiling = torch.compiler.is_compiling()
-        # In the graph of a static cache masks are not examined, and the count is a tensor.
-        seen = 0 if compiling else self._counter.get_seq_length()
-        if not compiling:
-            self._watch.asks(seen)  # remembers the call, see `is_sliding`
         if layer_idx == 0:  # some releases ask the first layer, whatever it is, and mean the first one with attention
             layer_idx = self._first
         layer = self._parts[layer_idx] if layer_idx < len(self._parts) else None
-        if layer is None:
-            sizes: tuple[int, int] = super().get_mask_sizes(query_length, layer_idx)
-            return sizes
-        return self._forwards.mask_sizes(layer, query_length, seen)
+        sizes: tuple[int, int] | None = None
+        if not torch.compiler.is_compiling():  # remembers the call, see `is_sliding`
+            sizes = self._forwards.mask_sizes(layer, query_length, self._counter.get_seq_length())
+        elif layer is not None:  # in the graph of a static cache masks are not examined, and the count is a tensor
+            sizes = layer.get_mask_sizes(query_length)
+        return super().get_mask_sizes(query_length, layer_idx) if sizes is None else sizes
 
     def prepare_step(self) -> None:
         """Prepare a static cache for a compiled step of one token. Other caches need no preparation.
@@ -524,7 +520,6 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def reset(self) -> None:
         """Forget all tokens and the attention mask. Keeps the storage for the next prompt of the same shape."""
         self._padding.reset()
-        self._watch.forget()
         self._forwards.reset()
         forget_handover(self._evicting)
         super().reset()

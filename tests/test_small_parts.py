@@ -223,7 +223,7 @@ def columns(padding: Padding, start: int, stop: int, batch: int = 2) -> list[str
 
 def test_nothing_is_known_at_first() -> None:
     padding = Padding()
-    assert (padding.given, padding.observed, padding.irregular, padding.any_pads) == (False,) * 4
+    assert (padding.given, padding.observed, padding.irregular, padding.any_pads) == (None, False, False, False)
     assert columns(padding, 0, 5) is None
 
 
@@ -231,7 +231,7 @@ def test_what_the_model_tells() -> None:
     padding = Padding()
     observed = mask(".xxx", "xxxx")
     assert padding.observe(observed, 0, 4, 2) is not None
-    assert (padding.given, padding.observed, padding.irregular, padding.any_pads) == (False, True, False, True)
+    assert (padding.given, padding.observed, padding.irregular, padding.any_pads) == (None, True, False, True)
     assert columns(padding, 0, 4) == [".xxx", "xxxx"]
     assert columns(padding, 0, 2) == [".x", "xx"]
     assert columns(padding, 0, 6) == [".xxxxx", "xxxxxx"], "what the mask does not reach is real"
@@ -335,7 +335,7 @@ def test_a_first_step_is_learned() -> None:
 
 def test_the_users_mask_wins_for_the_columns_it_covers() -> None:
     padding = Padding(mask("..xx", "xxxx").long())
-    assert padding.given
+    assert padding.given is not None
     assert padding.any_pads
     assert columns(padding, 0, 4) == ["..xx", "xxxx"]
     assert shown(padding.observe(mask("xxxxxx", ".xxxxx"), 0, 6, 2)) == ["..xxxx", "xxxxxx"]
@@ -406,7 +406,7 @@ def test_reset_forgets_everything() -> None:
     padding = Padding(mask("x.x"))
     padding.observe(None, 0, 3, 1)
     padding.reset()
-    assert (padding.given, padding.observed, padding.irregular, padding.any_pads) == (False,) * 4
+    assert (padding.given, padding.observed, padding.irregular, padding.any_pads) == (None, False, False, False)
     assert columns(padding, 0, 3, 1) is None
     assert padding.observe(mask("xxx"), 0, 3, 1) is not None
     assert columns(padding, 0, 3, 1) is None

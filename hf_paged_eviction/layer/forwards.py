@@ -3,14 +3,13 @@
 import warnings
 from collections.abc import Sequence
 from functools import partial
+from threading import get_ident
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from ..autocast import without_autocast
-from ..integration.forward_watch import ForwardWatch
 from ..integration.models import named
 from ..integration.window import Window
 from ..masks.channel import MaskOffset
@@ -23,39 +22,53 @@ from .paged import PagedLayer
 from .plan import Plan
 from .states import LinearStates
 
+_CLASH = (
+    "Another thread uses this cache at the same time, or a forward of it failed in the middle. Their tokens may be "
+    "mixed up, so the cache serves neither any more: give each thread a cache of its own (copy.deepcopy(cache) where "
+    "they begin with the same text), and call cache.reset() before this one is used again."
+)
+
 
 class Forwards:
     """Answers transformers' questions about mask sizes, learns the pads from masks, and refuses forwards that would go
-    wrong.
+    wrong. The number of columns seen before a forward identifies it.
+
+    If forwards of several threads overlap, all of them get an error, and the cache cannot be used until it is reset.
+    Forwards that follow each other may come from different threads. One forward may also go through the layers in
+    several threads, one after the other.
 
     Attributes:
         handed: whether `generate` was handed the cache.
+        begun_at: number of columns seen when transformers last began to build a mask; the cache sets it.
+        inside: whether a layer takes in tokens now; the cache sets it to False.
 
     Args:
         config: `model.config`.
         layers: the layers that evict.
+        counter: the layer whose tokens count as seen.
         counting: the last layer that counts its tokens; None if none does.
+        last: index of the last layer that takes in tokens; it ends a forward.
         states: linear states, whose layers count no tokens.
         padding: the pads of the batch.
         attention: attention implementation of the model.
         window: the longest distance that the model was made for.
         options: options of the cache.
         plan: what the layers decide together.
-        watch: detects overlapping forwards.
     """
 
     def __init__(
         self,
         config: Any,
         layers: Sequence[PagedLayer],
+        counter: CacheLayerMixin,
         counting: CacheLayerMixin | None,
+        last: int,
         states: LinearStates,
         padding: Padding,
         attention: ModelAttention,
         window: Window,
         options: CheckedOptions,
         plan: Plan,
-        watch: ForwardWatch,
     ) -> None:
         self._model_type: str = config.model_type
         self._config = None if config.is_encoder_decoder else config.get_text_config(decoder=True)
@@ -63,19 +76,42 @@ class Forwards:
         self._padding, self._attention, self._window = padding, attention, window
         # A budget that is a share of the first forward, `_first` tokens, until the warning about later ones was given.
         self._share = next((layer.budget.label for layer in layers if layer.budget.of_first_forward), None)
-        self._counting, self._states = counting, states
+        self._counter, self._counting, self._end, self._states = counter, counting, last, states
         self._options, self._plan = options, plan
         self._uniform, self._needs_our_attention = options.uniform, options.needs_our_attention
-        self._watch = watch
         self._mask_was_made = False
-        self._announced = 0  # number of tokens for which the first mask was made
         self._first = 0
         self.handed = False
         self._told_of_rereading = False
+        self.reset()
 
     def reset(self) -> None:
         """Forget all forwards: the cache is empty again."""
-        self._announced = 0
+        self._announced = 0  # number of tokens for which the first mask was made
+        self.begun_at = self._asked_at = -1
+        self._clashed = self.inside = False
+        self._thread, self._layer = 0, self._end  # of the latest update
+        self._asked: dict[int, int] = {}  # by thread, the columns seen when it asked for a mask
+
+    def takes(self, layer_idx: int) -> None:
+        """A layer is about to take in tokens. `inside` is True from now on.
+
+        Raises:
+            RuntimeError: threads have clashed.
+        """
+        thread, before, layer = get_ident(), self._thread, self._layer
+        self._thread, self._layer = thread, layer_idx
+        begins = layer == self._end
+        seen_at_mask = self._asked.pop(thread, None) if begins else None
+        if self._clashed or thread != before:
+            overlaps = seen_at_mask not in (None, self._counter.get_seq_length()) if begins else layer_idx != layer + 1
+            if self._clashed or self.inside or overlaps:
+                self._clash()
+        self.inside = True
+
+    def _clash(self) -> None:
+        self._clashed = True
+        raise RuntimeError(_CLASH)
 
     def begin(self, rows: int, count: int) -> None:
         """The first layer that evicts is about to take in `count` tokens of each row. What holds for all layers is
@@ -88,15 +124,18 @@ class Forwards:
         seen = self._layers[0].get_seq_length()
         if self.handed and seen == self._first == count - 1 and seen > 1 and not self._told_of_rereading:
             self._warn_of_rereading(count)
-        maker = self._watch.mask_of(seen, count)
-        if maker == "caller" and self._attention.has_masks:
-            self._check_brought_mask(rows, count, seen)
-        elif maker == "model":
+        if self.begun_at == seen != self._asked_at:
+            # transformers began to build a mask and asked for no sizes: the caller brought one.
+            if self._attention.has_masks:
+                self._check_brought_mask(rows, count, seen)
+        elif not seen <= self.begun_at <= seen + count:
+            # transformers did not begin. (It may have begun before the step, for compiled decoding.)
             for layer in self._layers:
                 self._check_own_mask(layer, rows, count)
         if count > 1 or self._needs_our_attention:
             self._check_attention(look=count > 1)
-        if self._layers[0].state.budget.split.waits and count:
+        split = self._layers[0].state.budget.split
+        if split.settles and split.waits and count:
             self.commit()
 
     def _check_attention(self, look: bool) -> None:
@@ -113,14 +152,23 @@ class Forwards:
 
     # ---- masks ----------------------------------------------------------------------------------------------------
 
-    def mask_sizes(self, layer: PagedLayer, query_length: int | Tensor, seen: int) -> tuple[int, int]:
-        """`(kv_length, kv_offset)` for the next `update` of this layer, after `seen` columns.
+    def mask_sizes(self, layer: PagedLayer | None, query_length: int | Tensor, seen: int) -> tuple[int, int] | None:
+        """`(kv_length, kv_offset)` for the next `update` of this layer, after `seen` columns; None if it does not
+        evict.
 
         The offset holds a callback that gets the 2-D mask, see `masks.channel`.
+
+        Raises:
+            RuntimeError: threads have clashed.
         """
+        self.begun_at = self._asked_at = seen
+        thread = get_ident()
+        if self._clashed or (self._layer != self._end and thread != self._thread):
+            self._clash()
+        self._asked[thread] = seen
+        if layer is None:
+            return None
         length, offset = layer.get_mask_sizes(query_length)
-        if self._plan.static and (torch.compiler.is_compiling() or isinstance(offset, Tensor)):
-            return length, offset
         if length + offset > self._window.tokens:
             self._window.check(length, offset, stacklevel=3)
         self._attention.look()
@@ -133,7 +181,9 @@ class Forwards:
         alone = not self._uniform and layer.state.seen > 0
         no_mask = layer if count == 1 and self._attention.shows_queries and not alone else None
         tell = partial(self._see_mask, seen, count, no_mask)
-        return length, MaskOffset.of(offset, tell, placeholder=alone, static=self._plan.static)
+        mask_offset = MaskOffset(offset)
+        mask_offset.tell, mask_offset.placeholder, mask_offset.static = tell, alone, self._plan.static
+        return length, mask_offset
 
     def _warn_of_share(self, seen: int, count: int) -> None:
         """The first forward was less than two thirds of the text."""
@@ -178,7 +228,7 @@ class Forwards:
         unchanged = self._padding.unchanged(mask, seen, batch) if single and mask is not None else None
         if unchanged is not None:
             mask = unchanged
-        else:
+        elif mask is not None or not seen or self._padding.all_real_from or self._padding.given is not None:
             if mask is not None or self._padding.all_real_from:
                 self.hide(mask, seen, batch, single)
             mask = self._padding.observe(mask, seen, seen + query_length, batch)
@@ -260,7 +310,7 @@ class Forwards:
                 f"A linear state has seen more than the {seen} tokens that were counted: a forward failed in the "
                 "middle. Call cache.reset() and begin anew."
             )
-        last = seen if self._counting is None else self._counting.get_seq_length()
+        last = seen if self._counting in (None, self._counter) else self._counting.get_seq_length()
         if last != seen:
             raise RuntimeError(
                 f"The first layer of this cache has seen {seen} tokens and the last one {last}. Either a forward "
@@ -300,7 +350,7 @@ class Forwards:
                 "mask fits. Pass the 2-D mask [rows, seen + new] (what it hides of the past is gone then), or use a "
                 "budget that holds the whole text where a mask needs four dimensions, as a tree of candidates does."
             )
-        if count > 1 and rows > 1 and self._padding.expected and not self._padding.given:
+        if count > 1 and rows > 1 and self._padding.expected and self._padding.given is None:
             raise ValueError(
                 f"A batch of {rows} rows came with a 4-D attention mask, which does not say which tokens are pads. "
                 "Pass the 2-D mask [rows, length] to the model, or attention_mask= to PagedEvictionCache (all ones "
@@ -322,7 +372,7 @@ class Forwards:
                 "slots of a static cache that are not in use. Use static=False."
             )
         seen, most, padding = layer.get_seq_length(), layer.budget.tokens, self._padding
-        unknown = rows > 1 and padding.expected and not padding.given
+        unknown = rows > 1 and padding.expected and padding.given is None
         evicting = most is None or seen + count > most
         if (count > 1 and seen > layer.held) or (evicting and (unknown or padding.irregular or padding.any_pads)):
             raise RuntimeError(

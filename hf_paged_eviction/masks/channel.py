@@ -29,56 +29,45 @@ class MaskOffset(int):
     wrapper of transformers' mask functions calls it with the mask.
 
     For other caches the wrapper passes all arguments on unchanged.
+
+    Attributes:
+        tell: the callback.
+        placeholder: build a mask that will not be used, because attention must see that there is one.
+        static: transformers builds a mask for each single token, because the cache can be compiled.
     """
 
-    _tell: Tell
-    _placeholder: bool
-    _static: bool
-
-    @classmethod
-    def of(cls, offset: int, tell: Tell, placeholder: bool = False, static: bool = False) -> "MaskOffset":
-        """Make the int `offset` with a callback.
-
-        Args:
-            placeholder: build a mask that will not be used, because attention must see that there is one.
-            static: transformers builds a mask for each single token, because the cache can be compiled.
-        """
-        self = cls(offset)
-        self._tell, self._placeholder, self._static = tell, placeholder, static
-        return self
-
-    def build(self, build_mask: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a mask function with the mask that the callback returns; None if no mask is needed."""
-        mask, rows, config = kwargs.get("attention_mask"), kwargs["batch_size"], kwargs.get("config")
-        kwargs["attention_mask"], needs_none = self._tell(mask, rows, config)
-        kwargs["kv_offset"] = int(self)
-        may_be_none = kwargs.get("allow_is_causal_skip", True)  # some models use the mask themselves
-        kwargs["allow_is_causal_skip"] = may_be_none and not self._placeholder
-        if needs_none and (may_be_none or self._static) and is_plain_causal(kwargs):
-            return None
-        if self._placeholder and not is_plain_causal(kwargs):
-            # Not usable, and its function may index columns that do not exist: attention refuses it.
-            return torch.zeros(1, 1, 1, 1, dtype=torch.bool, device="cpu")
-        return build_mask(*args, **kwargs)
-
-    @classmethod
-    def wrap_mask_functions(cls) -> None:
-        """Wrap the mask functions that are registered now. A second call wraps only new ones."""
-        for name, build_mask in list(AttentionMaskInterface().items()):
-            if not getattr(build_mask, "knows_mask_offset", False):
-                AttentionMaskInterface.register(name, _wrapped(build_mask))
+    tell: Tell
+    placeholder: bool
+    static: bool
 
 
-_build = outside_graphs(MaskOffset.build)  # a graph cannot make this call
+def wrap_mask_functions() -> None:
+    """Wrap the mask functions that are registered now. A second call wraps only new ones."""
+    for name, build_mask in list(AttentionMaskInterface().items()):
+        if not getattr(build_mask, "knows_mask_offset", False):
+            AttentionMaskInterface.register(name, _wrapped(build_mask))
 
 
 def _wrapped(build_mask: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(build_mask)
     def with_cache(*args: Any, **kwargs: Any) -> Any:
         offset = kwargs.get("kv_offset")
-        if isinstance(offset, MaskOffset):
-            return _build(offset, build_mask, *args, **kwargs)
+        if not isinstance(offset, MaskOffset):
+            return build_mask(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            return outside(*args, **kwargs)  # a graph cannot call the cache
+        mask, rows, config = kwargs.get("attention_mask"), kwargs["batch_size"], kwargs.get("config")
+        kwargs["attention_mask"], needs_none = offset.tell(mask, rows, config)
+        kwargs["kv_offset"] = int(offset)
+        may_be_none = kwargs.get("allow_is_causal_skip", True)  # some models use the mask themselves
+        kwargs["allow_is_causal_skip"] = may_be_none and not offset.placeholder
+        if needs_none and (may_be_none or offset.static) and is_plain_causal(kwargs):
+            return None
+        if offset.placeholder and not is_plain_causal(kwargs):
+            # Not usable, and its function may index columns that do not exist: attention refuses it.
+            return torch.zeros(1, 1, 1, 1, dtype=torch.bool, device="cpu")
         return build_mask(*args, **kwargs)
 
+    outside = outside_graphs(with_cache)
     with_cache.knows_mask_offset = True  # type: ignore[attr-defined]
     return with_cache

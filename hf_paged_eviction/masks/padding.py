@@ -16,7 +16,7 @@ from ..parts import persistent
 from ..saved import LONGEST, SavedState, StateDict
 
 #: In a file, see `Padding`.
-_MASKS = ("given", "mask", "came", "counted")
+_MASKS = {"given": "given", "mask": "_mask", "came": "_came", "counted": "_counted"}
 _FLAGS = ("observed", "irregular", "agrees")
 
 
@@ -46,6 +46,7 @@ class Padding:
     """The known part of the 2-D attention mask of a batch.
 
     Attributes:
+        given: `[rows, columns]` bool, the mask of the user; None = none.
         observed: whether the model has shown a mask, or shown that there is none.
         all_real_from: columns from here on are known to have no pads; fewer columns may have some after rows or columns
             have gone.
@@ -63,7 +64,7 @@ class Padding:
 
     def __init__(self, attention_mask: Tensor | None = None, expected: bool = True) -> None:
         self.expected = expected
-        self._given = self._check(attention_mask)
+        self.given = self._check(attention_mask)
         self._warned = False
         self._fewer = False  # whether rows or columns have gone since `all_real_from` was worked out
         # All are `[rows, columns]` bool. The last two end at the last column of the forward that hid tokens of the
@@ -72,8 +73,8 @@ class Padding:
         self._came: Tensor | None = None  # columns that were real tokens when they came
         self._counted: Tensor | None = None  # columns that still have a position
         self._forget()
-        if self._given is not None:
-            self._learn(self._given)
+        if self.given is not None:
+            self._learn(self.given)
 
     @staticmethod
     def _check(mask: Tensor | None) -> Tensor | None:
@@ -181,9 +182,9 @@ class Padding:
                 "new. It always covers everything seen, whatever the cache still holds: pass a mask of "
                 f"{length} columns, or none where there are no pads."
             )
-        if self._given is not None and mask is not None and not seen:
-            self.agrees = torch.equal(self._expand(self._given, batch)[:, :length].to(mask.device), mask.bool())
-        if mask is not None or self._given is not None:
+        if self.given is not None and mask is not None and not seen:
+            self.agrees = torch.equal(self._expand(self.given, batch)[:, :length].to(mask.device), mask.bool())
+        if mask is not None or self.given is not None:
             mask = self._merge(mask, length, batch, seen)
         if mask is None:
             if not seen:
@@ -201,9 +202,9 @@ class Padding:
             mask = mask[:, :length].bool()
             if mask.shape[1] < length:  # transformers hides the columns that a mask does not reach
                 mask = torch.nn.functional.pad(mask, (0, length - mask.shape[1]))
-        if self._given is None:
+        if self.given is None:
             return mask
-        user_mask = self._expand(self._given, batch)[:, :length]
+        user_mask = self._expand(self.given, batch)[:, :length]
         if mask is None:
             mask = user_mask.new_ones(batch, length)
         user_mask = user_mask.to(mask.device)
@@ -228,11 +229,6 @@ class Padding:
         padded = (~mask).any(dim=0).nonzero()
         self.all_real_from = int(padded[-1]) + 1 if len(padded) else 0
         self.irregular = self.irregular or bool((mask[:, 1:] < mask[:, :-1]).any())
-
-    @property
-    def given(self) -> bool:
-        """Whether the mask came from the user."""
-        return self._given is not None
 
     @property
     def any_pads(self) -> bool:
@@ -281,7 +277,7 @@ class Padding:
 
     def warn_if_unknown(self) -> None:
         """Warn once if the batch has several rows and no mask."""
-        if not self.expected or self.observed or self.given or self._warned:
+        if not self.expected or self.observed or self.given is not None or self._warned:
             return
         self._warned = True
         warnings.warn(
@@ -303,14 +299,14 @@ class Padding:
         self.all_real_from = min(self.all_real_from, length)
 
     def _change(self, change: Callable[[Tensor], Tensor]) -> None:
-        self._given, self._mask, self._came, self._counted = (
-            None if mask is None else change(mask) for mask in (self._given, self._mask, self._came, self._counted)
+        self.given, self._mask, self._came, self._counted = (
+            None if mask is None else change(mask) for mask in (self.given, self._mask, self._came, self._counted)
         )
         self._fewer = True
 
     def reset(self) -> None:
         """Forget the mask, also that of the user: the next prompt has its own."""
-        self._given = None
+        self.given = None
         self._forget()
 
     def _forget(self) -> None:
@@ -321,7 +317,7 @@ class Padding:
     def state_dict(self) -> StateDict:
         """The state of the mask."""
         self._look_again()
-        return {name: getattr(self, f"_{name}") for name in _MASKS} | {
+        return {name: getattr(self, attribute) for name, attribute in _MASKS.items()} | {
             name: getattr(self, name) for name in (*_FLAGS, "all_real_from")
         }
 
@@ -331,12 +327,12 @@ class Padding:
         Raises:
             ValueError: the state does not fit.
         """
-        for name in _MASKS:
+        for name, attribute in _MASKS.items():
             if saved.has(name):
                 mask = saved.tensor(name, (None, None), torch.bool)
                 fits = len(mask) and rows % len(mask) == 0
                 saved.need(bool(fits), f"the {name} of the padding is {list(mask.shape)} for {rows} rows")
-                setattr(self, f"_{name}", mask)
+                setattr(self, attribute, mask)
         for name in _FLAGS:
             setattr(self, name, saved.flag(name))
         self.all_real_from = saved.number("all_real_from", 0, LONGEST)

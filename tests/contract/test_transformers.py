@@ -143,12 +143,12 @@ def test_masks_are_asked_for_before_the_first_update(model: Any) -> None:
     need(
         order[0] == "is_sliding",
         "building a mask no longer begins with cache.is_sliding.",
-        "integration/forward_watch.py",
+        "layer/forwards.py",
     )
     need(
         order[:3] == ["is_sliding", "get_mask_sizes", "update"],
         f"a forward asks its cache in another order: {order}.",
-        "integration/forward_watch.py and layer/forwards.py",
+        "layer/forwards.py",
     )
 
 
@@ -158,7 +158,7 @@ def test_a_mask_of_the_callers_own_asks_for_no_sizes(model: Any) -> None:
     need(
         "is_sliding" in cache.names and "get_mask_sizes" not in cache.names,
         "a 4-D mask is no longer told apart from a 2-D one by what the cache is asked.",
-        "integration/forward_watch.py (ForwardWatch.mask_of)",
+        "layer/forwards.py (Forwards.begin)",
     )
 
 
@@ -186,7 +186,7 @@ def test_the_offset_of_a_mask_reaches_the_mask_function(model: Any) -> None:
         forward(model, Telling(model.config), attention_mask=torch.ones(1, 5, dtype=torch.long))
     finally:
         del AttentionInterface._global_mapping["recorded"], AttentionMaskInterface._global_mapping["recorded"]
-    where = "masks/channel.py (MaskOffset.build)"
+    where = "masks/channel.py"
     need(isinstance(seen.get("kv_offset"), Offset), "kv_offset= is not what get_mask_sizes returned.", where)
     need(seen.get("attention_mask") is not None, "mask functions no longer get the 2-D attention_mask=.", where)
     need(seen.get("batch_size") == 1, "mask functions no longer get batch_size=.", where)
@@ -199,12 +199,12 @@ def test_mask_functions_can_be_listed_and_replaced() -> None:
     need(
         {"sdpa", "eager"} <= set(masks),
         "mask functions cannot be listed.",
-        "masks/channel.py (MaskOffset.wrap_mask_functions)",
+        "masks/channel.py (wrap_mask_functions)",
     )
     need(
         callable(masks["sdpa"]),
         "mask functions cannot be looked up by name.",
-        "masks/channel.py (MaskOffset.wrap_mask_functions)",
+        "masks/channel.py (wrap_mask_functions)",
     )
 
 
