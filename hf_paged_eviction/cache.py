@@ -41,7 +41,8 @@ from .options.defaults import Default, choose
 from .policies import EvictionPolicy
 from .policies.needs import Heads
 from .precision.base import Precision
-from .queries.attention import ModelAttention, forget_handover, hand_over
+from .queries.attention import ModelAttention
+from .queries.handover import forget_handover, hand_over
 from .saving import context
 from .static.checks import check_static, refusal
 from .store.tensors import byte_count

@@ -50,8 +50,8 @@ from .policies.scorer import Scorer
 from .precision.base import Codecs, Precision
 from .precision.codec import BITS, LEVELS, Codec, Codes, RowStatistics, check_bits
 from .preparing.passages import documentation  # what is read to fit something
+from .queries.arguments import HARMLESS  # arguments that may be left out
 from .queries.attention import (  # the attention implementation that shows queries
-    HARMLESS,
     PAGED_EVICTION,
     paged_eviction_attention,
     shown_queries,

@@ -15,7 +15,8 @@ from ..integration.window import Window
 from ..masks.channel import MaskOffset
 from ..masks.padding import Padding, mask_of_slots
 from ..options.checked import CheckedOptions
-from ..queries.attention import PAGED_EVICTION, ModelAttention, unattended
+from ..queries.attention import PAGED_EVICTION, ModelAttention
+from ..queries.handover import unattended
 from ..static.checks import check_static_attention
 from .moves import remove_hidden
 from .paged import PagedLayer

@@ -6,38 +6,21 @@ from typing import Any
 from torch import Tensor
 from transformers import DynamicCache
 
-from .attention import hand_over
-from .observer import Queries
+from .handover import hand_over
+from .owner import KeyOwner
 
 
-class QueryHook:
-    """A `KeyOwner` for a layer of any cache. The model's own mask is used.
+class QueryHook(KeyOwner):
+    """A layer of any cache. The model's own mask is used. Subclasses override `attended`.
 
     Args:
         layer_idx: index in the model.
     """
 
-    masks_itself = reads = False
-    kv_unchanged = False
-    waits = True
-    held = 0
-    all_real = all_new = False
+    masks_itself = reads = kv_unchanged = False
 
     def __init__(self, layer_idx: int) -> None:
         self.layer_idx = layer_idx
-
-    def mask(self, query_length: int) -> Tensor | None:
-        """No mask of its own."""
-        return None
-
-    def extra_attention(self, queries: Queries, values: Tensor) -> None:
-        """Nothing."""
-
-    def logit_bias(self, tokens: int) -> None:
-        """Nothing."""
-
-    def attended(self, queries: Queries) -> None:
-        """Take the queries of one forward. Subclasses override this."""
 
 
 class HookedCache(DynamicCache):  # type: ignore[misc]

@@ -10,7 +10,7 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 
 from ..attention.weights import Logits
 from ..masks.visible import visible_one_behind_the_other
-from ..queries.attention import check_understood
+from ..queries.arguments import check_understood
 from .comparing import compare
 
 #: For `model.set_attn_implementation`. Continuous batching makes no masks for it.

@@ -14,7 +14,7 @@ import modes
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache, paged_encoder_decoder_cache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.queries import attention as our_attention
+from hf_paged_eviction.queries import arguments
 from hf_paged_eviction.queries.attention import paged_eviction_attention
 from reference import Recorder, assert_evicted, assert_exact
 
@@ -236,7 +236,7 @@ def test_arguments_that_change_attention_by_their_name_or_kind(name: str, value:
 
 @pytest.mark.parametrize("value", [object(), "left", 3, True, torch.ones(1, 5, dtype=torch.long)], ids=type)
 def test_arguments_that_nobody_knows_are_warned_of_once(value: Any) -> None:
-    our_attention._warn_of_unknown.cache_clear()
+    arguments._warn_of_unknown.cache_clear()
     states = torch.randn(1, 2, 5, 8)
     plain, _ = paged_eviction_attention(Attention(), states, states, states, None)
     with pytest.warns(UserWarning, match="Attention hands anything=.*'paged_eviction' does not know"):

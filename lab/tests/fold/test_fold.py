@@ -16,7 +16,7 @@ import modes
 from hf_paged_eviction import PagedEvictionCache, make_disposal
 from hf_paged_eviction.attention.parts import Part, join, read
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.queries.attention import forget_handover
+from hf_paged_eviction.queries.handover import forget_handover
 from hf_paged_eviction.queries.observer import Queries
 from hf_paged_eviction_lab.fold import Fold, Kernels, load_kernels, save_kernels
 from reference import Recorder, assert_exact

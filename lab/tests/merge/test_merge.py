@@ -19,7 +19,7 @@ import rows
 from closeness import assert_close
 from hf_paged_eviction import make_disposal
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.queries.attention import forget_handover
+from hf_paged_eviction.queries.handover import forget_handover
 from hf_paged_eviction.queries.observer import Queries
 from hf_paged_eviction_lab.merge import Merge
 from reference import poison_unused
