@@ -15,8 +15,8 @@ from torch import Tensor
 from ..parts import persistent
 from ..saved import LONGEST, SavedState, StateDict
 
-#: In a file, see `Padding`.
-_MASKS = {"given": "given", "mask": "_mask", "came": "_came", "counted": "_counted"}
+#: What is known of a column of a row, uint8. Each state includes those below it; 0 = it came as a pad.
+_CAME, _COUNTS, _VISIBLE = 1, 2, 3  # it was a real token when it came; it has a position; no mask has hidden it
 _FLAGS = ("observed", "irregular", "agrees")
 
 
@@ -26,20 +26,18 @@ class Hidden:
 
     Attributes:
         positions: `[rows, seen]` bool, the hidden tokens, indexed by their former position.
-        visible, came, counted: `[rows, seen]` bool, the new state of `Padding`.
+        columns: `[rows, seen]` uint8, the new state of `Padding`.
         ends: whether no visible token of their row follows the hidden ones.
     """
 
     positions: Tensor
-    visible: Tensor
-    came: Tensor
-    counted: Tensor
+    columns: Tensor
     ends: bool
 
     @property
     def pads(self) -> Tensor:
         """`[rows]` int64, number of columns without a position: pads, and hidden tokens at the end of a row."""
-        return (~self.counted).sum(-1)
+        return (self.columns < _COUNTS).sum(-1)
 
 
 class Padding:
@@ -62,29 +60,31 @@ class Padding:
         TypeError, ValueError: the mask is not a tensor, or not 2-D.
     """
 
+    given: Tensor | None
+    observed: bool
+    all_real_from: int
+    irregular: bool
+    agrees: bool
+    _columns: Tensor | None  # [rows, columns] uint8, the states above; later columns are visible
+
     def __init__(self, attention_mask: Tensor | None = None, expected: bool = True) -> None:
         self.expected = expected
-        self.given = self._check(attention_mask)
         self._warned = False
         self._fewer = False  # whether rows or columns have gone since `all_real_from` was worked out
-        # All are `[rows, columns]` bool. The last two end at the last column of the forward that hid tokens of the
-        # past; the mask says both of later columns, and of all columns where they are None.
-        self._mask: Tensor | None = None  # columns that are visible now
-        self._came: Tensor | None = None  # columns that were real tokens when they came
-        self._counted: Tensor | None = None  # columns that still have a position
-        self._forget()
-        if self.given is not None:
+        self.reset()
+        if attention_mask is not None:
+            self.given = self._check(attention_mask)
             self._learn(self.given)
 
     @staticmethod
-    def _check(mask: Tensor | None) -> Tensor | None:
-        if mask is None:
-            return None
+    def _check(mask: Tensor) -> Tensor:
         if not isinstance(mask, Tensor):
             raise TypeError(f"attention_mask must be a tensor [rows, length], got {type(mask).__name__}.")
         if mask.ndim != 2:
             raise ValueError(f"attention_mask must be [rows, length], got shape {tuple(mask.shape)}.")
         return mask.bool()
+
+    # ---- the mask of a forward ------------------------------------------------------------------------------------
 
     def unchanged(self, mask: Tensor, seen: int, batch: int) -> Tensor | None:
         """The mask of a single token, `[batch, seen + 1]` bool, if it is known to bring no news: the past is the same,
@@ -92,11 +92,9 @@ class Padding:
         if seen < max(self.all_real_from, 1) or mask.shape[1] <= seen or not self._may_read(mask, seen, single=True):
             return None
         joined = compared = self._merge(mask, seen + 1, batch, seen)
-        if joined is None or compared is None:
-            return None
-        if self.all_real_from and self._mask is not None:
-            before, compared = self._expand(self._mask, batch)[:, : self.all_real_from], joined.clone()
-            compared[:, : self.all_real_from] = compared[:, : self.all_real_from] == before.to(joined.device)
+        known = self.columns(0, self.all_real_from, batch, mask.device)
+        if known is not None:
+            compared = torch.cat([joined[:, : self.all_real_from] == known, joined[:, self.all_real_from :]], dim=1)
         # The minimum of bytes is ten times as fast as `all` of bools.
         return joined if bool(compared.view(torch.uint8).min()) else None
 
@@ -117,44 +115,35 @@ class Padding:
         readable = self.any_pads if mask is None else mask.shape[1] >= seen and self._may_read(mask, seen, single)
         if not seen or not readable:
             return None
-        mask = self._merge(mask, seen, batch, seen)
-        if mask is None:
+        if mask is None and self.given is None:
             raise _shown_again(None)
-        visible = self.columns(0, seen, batch, mask.device)
-        visible = torch.ones_like(mask) if visible is None else visible
+        mask = self._merge(mask, seen, batch, seen)
+        columns = torch.full_like(mask, _VISIBLE, dtype=torch.uint8)
+        if self._columns is not None and self.all_real_from:
+            known = self._expand(self._columns, batch)[:, :seen]
+            columns[:, : known.shape[1]] = known.to(mask.device)
+        visible = columns == _VISIBLE
         if torch.equal(mask, visible):
             return None
-        shown = mask & ~visible
+        shown, hidden = mask & ~visible, visible & ~mask
         if bool(shown.any()):
             raise _shown_again(shown)
-        return self._without(visible & ~mask, visible)
+        position = torch.where(hidden, (columns >= _COUNTS).cumsum(-1) - 1, seen)
+        positions = hidden.new_zeros(batch, seen + 1).scatter_(1, position, hidden)[:, :seen]
+        places = torch.arange(seen, device=mask.device)
+        last = torch.where(mask, places, -1).amax(-1, keepdim=True)
+        ends = (places > last) & hidden.any(-1, keepdim=True)
+        columns = columns.clamp_max(torch.where(ends, _CAME, torch.where(hidden, _COUNTS, _VISIBLE)).to(torch.uint8))
+        return Hidden(positions, columns, not bool((hidden & ~ends).any()))
 
     def _may_read(self, mask: Tensor, seen: int, single: bool) -> bool:
         """Reading the mask of every step would synchronise an accelerator. It is read up to the first column without a
         pad: a padded prompt may come in single tokens."""
         return not single or mask.device.type == "cpu" or seen <= self.all_real_from
 
-    def _without(self, hidden: Tensor, visible: Tensor) -> Hidden:
-        batch, seen = hidden.shape
-        came, counted = (
-            torch.ones_like(hidden) if columns is None else columns
-            for columns in (
-                self._columns_of(self._came, 0, seen, batch, hidden.device),
-                self.counted(0, seen, batch, hidden.device),
-            )
-        )
-        position = torch.where(hidden, counted.cumsum(-1) - 1, seen)
-        positions = hidden.new_zeros(batch, seen + 1).scatter_(1, position, hidden)[:, :seen]
-        visible = visible & ~hidden
-        columns = torch.arange(seen, device=hidden.device)
-        last = torch.where(visible, columns, -1).amax(-1, keepdim=True)
-        ends = (columns > last) & hidden.any(-1, keepdim=True)
-        return Hidden(positions, visible, came, counted & ~ends, not bool((hidden & ~ends).any()))
-
     def hide(self, hidden: Hidden) -> None:
         """Set this state."""
-        self._learn(persistent(hidden.visible))
-        self._came, self._counted = persistent(hidden.came), persistent(hidden.counted)
+        self._set(persistent(hidden.columns))
         self.irregular = True  # whatever the mask is, slots are no longer in the order of columns
 
     def observe(self, mask: Tensor | None, seen: int, length: int, batch: int) -> Tensor | None:
@@ -182,29 +171,29 @@ class Padding:
                 "new. It always covers everything seen, whatever the cache still holds: pass a mask of "
                 f"{length} columns, or none where there are no pads."
             )
+        if mask is None and self.given is None:
+            if not seen:
+                self._columns, self.all_real_from = None, 0
+            return None
         if self.given is not None and mask is not None and not seen:
             self.agrees = torch.equal(self._expand(self.given, batch)[:, :length].to(mask.device), mask.bool())
-        if mask is not None or self.given is not None:
-            mask = self._merge(mask, length, batch, seen)
-        if mask is None:
-            if not seen:
-                self._mask, self.all_real_from = None, 0
-        elif length - seen > 1 or seen <= self.all_real_from:
-            self._learn(mask)
-        elif self._may_read(mask, seen, single=True) and not mask[:, -1].all():
-            self._learn(mask)  # on an accelerator the new column counts as real
+        mask = self._merge(mask, length, batch, seen)
+        # Of a step on an accelerator the new column counts as real.
+        several = length - seen > 1 or seen <= self.all_real_from
+        if several or (self._may_read(mask, seen, single=True) and not mask[:, -1].all()):
+            self._learn(mask, seen)
         return mask
 
-    def _merge(self, mask: Tensor | None, length: int, batch: int, seen: int) -> Tensor | None:
+    def _merge(self, mask: Tensor | None, length: int, batch: int, seen: int) -> Tensor:
         """Join the model's mask with the user's. A token that is real in the user's mask may be hidden later, if the
         model had told of it too."""
         if mask is not None:
             mask = mask[:, :length].bool()
             if mask.shape[1] < length:  # transformers hides the columns that a mask does not reach
                 mask = torch.nn.functional.pad(mask, (0, length - mask.shape[1]))
-        if self.given is None:
-            return mask
-        user_mask = self._expand(self.given, batch)[:, :length]
+            if self.given is None:
+                return mask
+        user_mask = self._expand(self.given, batch)[:, :length]  # type: ignore[arg-type]  # one of the two is there
         if mask is None:
             mask = user_mask.new_ones(batch, length)
         user_mask = user_mask.to(mask.device)
@@ -223,12 +212,21 @@ class Padding:
             )
         return mask if rows == batch else mask.repeat_interleave(batch // rows, dim=0)
 
-    def _learn(self, mask: Tensor) -> None:
-        self._mask = mask
-        self._fewer = False
-        padded = (~mask).any(dim=0).nonzero()
+    def _learn(self, mask: Tensor, seen: int = 0) -> None:
+        """Take the columns from `seen` on from a mask, which says the same of those before."""
+        columns = mask.to(torch.uint8) * _VISIBLE
+        if self._columns is not None and seen and self.all_real_from:
+            before = self._expand(self._columns, len(mask))[:, :seen].to(mask.device)
+            columns = torch.cat([before, columns[:, before.shape[1] :]], dim=1)
+        self._set(columns)
+
+    def _set(self, columns: Tensor) -> None:
+        self._columns, self._fewer, hidden = columns, False, columns < _VISIBLE
+        padded = hidden.any(dim=0).nonzero()
         self.all_real_from = int(padded[-1]) + 1 if len(padded) else 0
-        self.irregular = self.irregular or bool((mask[:, 1:] < mask[:, :-1]).any())
+        self.irregular = self.irregular or bool((hidden[:, 1:] > hidden[:, :-1]).any())
+
+    # ---- what is known --------------------------------------------------------------------------------------------
 
     @property
     def any_pads(self) -> bool:
@@ -240,40 +238,25 @@ class Padding:
         return self.all_real_from > 0
 
     def _look_again(self) -> None:
-        if self._fewer and self.all_real_from and self._mask is not None:
-            self._learn(self._mask)
+        if self._fewer and self.all_real_from and self._columns is not None:
+            self._set(self._columns)
 
-    def columns(self, start: int, stop: int, batch: int, device: torch.device) -> Tensor | None:
+    def columns(self, start: int, stop: int, batch: int, device: torch.device, least: int = _VISIBLE) -> Tensor | None:
         """Which of the tokens `start .. stop` are real: `[batch, stop - start]` bool, or None if all are."""
-        if start >= self.all_real_from or self._mask is None:
+        if start >= self.all_real_from or self._columns is None:
             return None
-        mask = self._expand(self._mask, batch)[:, start:stop].to(device)
+        mask = self._expand(self._columns, batch)[:, start:stop].to(device) >= least
         beyond = stop - start - mask.shape[1]
         return torch.nn.functional.pad(mask, (0, beyond), value=True) if beyond else mask
 
-    def _columns_of(
-        self, earlier: Tensor | None, start: int, stop: int, batch: int, device: torch.device
-    ) -> Tensor | None:
-        """As `columns`, with `came` or `counted` in place of the mask, as far as that goes."""
-        if earlier is None or start >= earlier.shape[1]:
-            return self.columns(start, stop, batch, device)
-        earlier = self._expand(earlier, batch)[:, start:stop].to(device)
-        end = start + earlier.shape[1]
-        later = self.columns(end, stop, batch, device)
-        if later is None:
-            later = earlier.new_ones(batch, stop - end)
-        return torch.cat([earlier, later], dim=1)
-
     def counted(self, start: int, stop: int, batch: int, device: torch.device) -> Tensor | None:
         """Like `columns`: the columns that have a position."""
-        return self._columns_of(self._counted, start, stop, batch, device)
+        return self.columns(start, stop, batch, device, _COUNTS)
 
     @property
     def tokens_hidden(self) -> int:
         """Number of tokens of all rows that were hidden and have lost their positions. Reads a tensor."""
-        if self._came is None or self._counted is None:
-            return 0
-        return int((self._came & ~self._counted).sum())
+        return 0 if self._columns is None else int((self._columns == _CAME).sum())
 
     def warn_if_unknown(self) -> None:
         """Warn once if the batch has several rows and no mask."""
@@ -285,6 +268,8 @@ class Padding:
             "This model builds its mask by itself: pass attention_mask= to PagedEvictionCache.",
             stacklevel=2,
         )
+
+    # ---- rows and life --------------------------------------------------------------------------------------------
 
     def map_rows(self, change: Callable[[Tensor], Tensor], batch: int) -> None:
         """Apply an indexing of the rows; there are `batch` rows so far."""
@@ -299,27 +284,20 @@ class Padding:
         self.all_real_from = min(self.all_real_from, length)
 
     def _change(self, change: Callable[[Tensor], Tensor]) -> None:
-        self.given, self._mask, self._came, self._counted = (
-            None if mask is None else change(mask) for mask in (self.given, self._mask, self._came, self._counted)
-        )
+        self.given, self._columns = (None if mask is None else change(mask) for mask in (self.given, self._columns))
         self._fewer = True
 
     def reset(self) -> None:
         """Forget the mask, also that of the user: the next prompt has its own."""
-        self.given = None
-        self._forget()
-
-    def _forget(self) -> None:
-        self._mask = self._came = self._counted = None
+        self.given = self._columns = None
         self.all_real_from = 0
         self.observed = self.irregular = self.agrees = False
 
     def state_dict(self) -> StateDict:
         """The state of the mask."""
         self._look_again()
-        return {name: getattr(self, attribute) for name, attribute in _MASKS.items()} | {
-            name: getattr(self, name) for name in (*_FLAGS, "all_real_from")
-        }
+        facts = {name: getattr(self, name) for name in (*_FLAGS, "all_real_from")}
+        return {"given": self.given, "columns": self._columns, **facts}
 
     def load_state(self, saved: SavedState, rows: int) -> None:
         """Restore the state of another batch.
@@ -327,12 +305,12 @@ class Padding:
         Raises:
             ValueError: the state does not fit.
         """
-        for name, attribute in _MASKS.items():
+        for name, kind in (("given", torch.bool), ("columns", torch.uint8)):
             if saved.has(name):
-                mask = saved.tensor(name, (None, None), torch.bool)
+                mask = saved.tensor(name, (None, None), kind, 0, _VISIBLE)
                 fits = len(mask) and rows % len(mask) == 0
                 saved.need(bool(fits), f"the {name} of the padding is {list(mask.shape)} for {rows} rows")
-                setattr(self, attribute, mask)
+                setattr(self, "given" if name == "given" else "_columns", mask)
         for name in _FLAGS:
             setattr(self, name, saved.flag(name))
         self.all_real_from = saved.number("all_real_from", 0, LONGEST)

@@ -278,7 +278,7 @@ def _counter(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, Any]]
         (lambda c, t: c["state"]["layers"].__setitem__(0, c["state"]["padding"]), "layers.0 lacks table"),
         (lambda c, t: c["state"]["layers"][0].pop("observer"), "layers.0 lacks observer"),
         (lambda c, t: c["state"]["layers"].pop(), "it has 1 layers, and the model 2"),
-        (lambda c, t: c["state"]["padding"].pop("mask"), "padding.mask' belongs nowhere"),
+        (lambda c, t: c["state"]["padding"].pop("columns"), "padding.columns' belongs nowhere"),
         (lambda c, t: c["state"].update(padding=7), "padding is not what it has to be"),
         (lambda c, t: c["text"].update(rows=0), "text.rows is 0, outside"),
         (lambda c, t: c["settings"].update(static=True), "layers.0 lacks ring"),
@@ -295,7 +295,7 @@ def _counter(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, Any]]
         (lambda c, t: t.pop("layers.0.store.keys"), "layers.0.store.keys is not what it has to be"),
         (lambda c, t: t.update(more=torch.zeros(1)), "'more' belongs nowhere"),
         (lambda c, t: t.update({"layers.0.store.keys": torch.zeros(3, 2, 24, 8, dtype=torch.int64)}), "keys are"),
-        (lambda c, t: t.update({"padding.mask": torch.ones(2, 39, dtype=torch.bool)}), "mask of the padding"),
+        (lambda c, t: t.update({"padding.columns": torch.ones(2, 39, dtype=torch.uint8)}), "columns of the padding"),
     ],
 )
 def test_made_to_look_right(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], Any], words: str) -> None:
@@ -354,7 +354,7 @@ def test_what_is_in_the_file(path: Path) -> None:
     assert (content["settings"]["budget"], content["settings"]["policy"]) == (24, "h2o")
     assert (content["seen"], content["rows"]) == (39, 3)
     names = load_file(path).keys()
-    assert {"layers.0.store.keys", "layers.1.table.positions", "padding.mask"} <= names
+    assert {"layers.0.store.keys", "layers.1.table.positions", "padding.columns"} <= names
     assert json.dumps(content["text"]).count("[") == 0
     assert path.stat().st_mode & 0o077 == 0
 
