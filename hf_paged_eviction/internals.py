@@ -58,7 +58,6 @@ from .queries.attention import (  # the attention implementation that shows quer
 )
 from .queries.hook import HookedCache, QueryHook  # queries of a model with a plain cache
 from .queries.observer import Observe, Queries, fold  # queries of one prefill for many caches
-from .queries.observers import Observers, Watched  # statistics of many requests
 from .ranking import DROP, KEEP, best_within, rank_keys
 from .recipes.fit.calibration import DISTANCE, HELD_OUT, Window, split, text_facts, using, watched
 from .recipes.fit.correlation import spearman
@@ -122,7 +121,6 @@ __all__ = [
     "Logits",
     "NamedFiles",
     "Observe",
-    "Observers",
     "PagedLayer",
     "Pages",
     "Part",
@@ -146,7 +144,6 @@ __all__ = [
     "Step",
     "Tensors",
     "Uniform",
-    "Watched",
     "Window",
     "best_within",
     "bounds_of",

@@ -77,17 +77,7 @@ def fold(
         weights: whether `observe` reads attention weights; pieces are smaller then.
         all_real: whether all queries are known to count.
     """
-    key = queries.key.detach()
-    for query, positions in _pieces(window, queries, query_positions, weights, all_real):
-        seen = Attention(query, key, positions, key_positions, queries.logits, local_heads, rotary)
-        statistics = observe(statistics, seen)
-    return statistics
-
-
-def _pieces(
-    window: int | None, queries: Queries, positions: Tensor, weights: bool, all_real: bool
-) -> list[tuple[Tensor, Tensor]]:
-    query = queries.query.detach()
+    query, key, positions = queries.query.detach(), queries.key.detach(), query_positions
     if all_real and window is not None:
         query, positions = query[:, :, -window:], positions[:, -window:]
     elif window is not None and window < query.shape[2]:
@@ -97,8 +87,11 @@ def _pieces(
         positions = positions.gather(-1, chosen.clamp_min(0)).masked_fill(chosen < 0, -1)
         query = gather_slots(query, chosen.clamp_min(0)[:, None])
     rows, heads, _, dim = query.shape
-    size = max(1, _PIECE // (4 * rows * heads * (queries.key.shape[2] if weights else dim)))
-    return list(zip(query.split(size, dim=2), positions.split(size, dim=1), strict=True))
+    size = max(1, _PIECE // (4 * rows * heads * (key.shape[2] if weights else dim)))
+    for piece, at in zip(query.split(size, dim=2), positions.split(size, dim=1), strict=True):
+        seen = Attention(piece, key, at, key_positions, queries.logits, local_heads, rotary)
+        statistics = observe(statistics, seen)
+    return statistics
 
 
 class Observer:
@@ -115,19 +108,15 @@ class Observer:
     Args:
         policy: the policy that uses the statistics.
         block_size: `P`.
-        local_heads: see `fold`.
-        rotary: the layer's rotation, if the policy needs it.
+        local_heads, rotary: see `fold`.
     """
 
     def __init__(
         self, policy: EvictionPolicy, block_size: int, local_heads: LocalHeads = WHOLE, rotary: Rotary | None = None
     ) -> None:
-        self.policy = policy
+        self.policy, self.block_size, self.local_heads, self.rotary = policy, block_size, local_heads, rotary
         self.observe: Observe = policy.observe
         self._needs, self._asks = policy.needs, policy.needs.queries
-        self.block_size = block_size
-        self.local_heads = local_heads
-        self.rotary = rotary
         self.columns = Columns(Room(zeroed=True))
         self.clear()
 
@@ -136,8 +125,7 @@ class Observer:
         self.columns.use({})
         self._rows: dict[str, Tensor] = {}  # [B, ...]
         self._heads = 0
-        none = torch.zeros(0, dtype=torch.int64, device="cpu")
-        self.count = QueryCount(none, none, none)
+        self.count = _no_queries(torch.zeros(0, dtype=torch.int64, device="cpu"))
         # The last single tokens, those whose block is not full in some row: nothing is copied until it is.
         self._longest = self.block_size
         self._kept: list[Tensor] = []  # [B, query_heads, 1, dim]
@@ -149,8 +137,7 @@ class Observer:
         like = torch.empty(rows, kv_heads, 0, dtype=torch.float32, device=device)
         self.columns.use(self.columns.room.like(dict.fromkeys(self._needs.token_statistics, like), capacity))
         self._heads = kv_heads
-        none = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.count = QueryCount(none, none, none)
+        self.count = _no_queries(torch.zeros(rows, dtype=torch.int64, device=device))
 
     @property
     def bytes(self) -> int:
@@ -181,16 +168,20 @@ class Observer:
             self._kept_real.append(real)
             self._logits = queries.logits
 
-    def _kept_positions(self, seen: Tensor, count: int) -> Tensor:
-        """`[B, count]` positions of the stored queries, -1 for pads."""
-        behind = torch.arange(count - 1, -1, -1, device=seen.device)
-        if all(real is None for real in self._kept_real):
-            return seen[:, None] - 1 - behind
-        everywhere = torch.ones(len(seen), count, dtype=torch.bool, device=seen.device)
-        pairs = zip(everywhere.split(1, dim=1), self._kept_real, strict=True)
-        real = torch.cat([column if mask is None else mask for column, mask in pairs], dim=1)
+    def _kept_positions(self, seen: Tensor) -> Tensor:
+        """`[B, stored]` positions of the stored queries, -1 for pads."""
+        real = self._all_kept_real(seen)
+        if real is None:
+            return seen[:, None] - torch.arange(len(self._kept), 0, -1, device=seen.device)
         later = real.flip(-1).cumsum(-1).flip(-1)
         return (seen[:, None] - later).masked_fill(~real, -1)
+
+    def _all_kept_real(self, of_rows: Tensor) -> Tensor | None:
+        """`[B, stored]` bool, False for queries of pads; None = none is; `of_rows`: any tensor of these rows."""
+        if all(real is None for real in self._kept_real):
+            return None
+        everywhere = torch.ones(len(of_rows), 1, dtype=torch.bool, device=of_rows.device)
+        return torch.cat([everywhere if real is None else real for real in self._kept_real], dim=1)
 
     def observe_block(self, key: Tensor, positions: Tensor, seen: Tensor, due: Tensor, all_due: bool) -> None:
         """Observe the stored queries of the rows whose block has just been filled.
@@ -202,11 +193,16 @@ class Observer:
             due: `[B]` bool, these rows.
             all_due: whether `due` is known to be True for all rows.
         """
-        if not self._kept or self._logits is None:
+        if not self._kept:
             return
         positions = positions.expand(-1, self._heads, -1)
         after = self._with_kept(self.statistics(positions), key, positions, seen, due)
-        self._store(after, due)
+        for name, values in self.columns.tensors.items():
+            old = values[:, :, : after[name].shape[-1]]
+            old.copy_(torch.where(due[:, None, None], after[name], old))
+        for name in self._needs.row_statistics:
+            new, before = after[name], self._rows.get(name)
+            self._rows[name] = new if before is None else torch.where(due.view(-1, *[1] * (new.ndim - 1)), new, before)
         self.count = replace(self.count, until=torch.where(due, seen, self.count.until))
         self._drop_kept(len(self._kept) if all_due else max(len(self._kept) - self._longest, 0))
 
@@ -214,28 +210,16 @@ class Observer:
         self, statistics: Statistics, key: Tensor, positions: Tensor, seen: Tensor, due: Tensor
     ) -> Statistics:
         """The statistics after the stored queries of the rows `due`."""
-        if not self._kept or self._logits is None:
-            return statistics
+        if self._logits is None:
+            raise RuntimeError("Queries are stored without their scale.")
         query = torch.cat(self._kept, dim=2)
-        query_positions = self._kept_positions(seen, query.shape[2])
+        query_positions = self._kept_positions(seen)
         query_positions = query_positions.masked_fill((query_positions < self.count.until[:, None]) | ~due[:, None], -1)
-        attention = Attention(
-            query, key.detach(), query_positions, positions, self._logits, self.local_heads, self.rotary
-        )
-        return self.observe(statistics, attention)
+        places = query_positions, positions, self._logits, self.local_heads, self.rotary
+        return self.observe(statistics, Attention(query, key.detach(), *places))
 
     def _drop_kept(self, count: int) -> None:
         del self._kept[:count], self._kept_real[:count]
-
-    def _store(self, after: dict[str, Tensor], due: Tensor) -> None:
-        for name, values in self.columns.tensors.items():
-            old = values[:, :, : after[name].shape[-1]]
-            old.copy_(torch.where(due[:, None, None], after[name], old))
-        for name in self._needs.row_statistics:
-            new = after[name]
-            if name in self._rows:
-                new = torch.where(due.view(-1, *[1] * (new.ndim - 1)), new, self._rows[name])
-            self._rows[name] = new
 
     # ---- several tokens -------------------------------------------------------------------------------------------
 
@@ -297,7 +281,7 @@ class Observer:
         self.columns.zero()
         self._rows = {}
         self._drop_kept(len(self._kept))
-        self.count = QueryCount(seen, seen, torch.zeros_like(seen))
+        self.count = _no_queries(seen)
 
     def settle(self, kept_indices: Tensor | None, capacity: int) -> None:
         """Keep the statistics of the tokens `kept_indices` `[B, 1 or H, n]` (None = all), in slot order; make room for
@@ -326,8 +310,7 @@ class Observer:
         self._kept_real = self._kept_real[: len(self._kept)]
         if order is not None:
             self.columns.reorder(order)
-        query_count = self.count
-        self.count = replace(query_count, until=query_count.until.minimum(seen), since=query_count.since.minimum(seen))
+        self.count = replace(self.count, until=self.count.until.minimum(seen), since=self.count.since.minimum(seen))
 
     def take_out(self, order: Tensor, before: Tensor, after: Tensor) -> None:
         """Called after hidden tokens were removed from their slots.
@@ -338,7 +321,7 @@ class Observer:
                 queries of the last tokens no longer count.
         """
         if self._kept:
-            positions = self._kept_positions(before, len(self._kept))
+            positions = self._kept_positions(before)
             real = (positions >= 0) & (positions < after[:, None])
             self._kept_real = list(real.split(1, dim=1))
         self.move(order, after, 0)
@@ -355,16 +338,13 @@ class Observer:
 
     def state_dict(self) -> StateDict:
         """The state: statistics, counts and stored queries."""
-        masks, queries = [real for real in self._kept_real if real is not None], self._kept
-        everywhere = torch.ones(len(queries[0]), 1, dtype=torch.bool, device=queries[0].device) if queries else None
-        real = [everywhere if mask is None else mask for mask in self._kept_real]
         return {
             "tokens": self.columns.state_dict(self.columns.shape[2]) if self.columns.tensors else {},
             "rows": self._rows,
             "count": self.count,
             "longest": self._longest,
-            "kept": torch.cat(queries, dim=2) if queries else None,
-            "kept_real": torch.cat(real, dim=1) if masks else None,  # type: ignore[arg-type]
+            "kept": torch.cat(self._kept, dim=2) if self._kept else None,
+            "kept_real": self._all_kept_real(self._kept[0]) if self._kept else None,
             "logits": self._logits,
         }
 
@@ -385,11 +365,8 @@ class Observer:
         for name in set(of_rows.keys()) & set(self._needs.row_statistics):
             self._rows[name] = of_rows.of_rows(name, rows)
         count, none = saved.part("count"), self.count.until
-        self.count = QueryCount(
-            count.like("until", none, 0, seen),
-            count.like("since", none, 0, seen),
-            count.like("passing", none, 0, LONGEST),
-        )
+        bounds = {"until": seen, "since": seen, "passing": LONGEST}
+        self.count = QueryCount(**{name: count.like(name, none, 0, most) for name, most in bounds.items()})
         self._longest = saved.number("longest", self.block_size, 2 * self.block_size)
         saved.need(self._longest % self.block_size == 0, f"{self._longest} queries are kept at most")
         if saved.has("logits"):
@@ -402,6 +379,11 @@ class Observer:
             if saved.has("kept_real"):
                 real = saved.tensor("kept_real", (rows, len(self._kept)), torch.bool)
                 self._kept_real = [*real.split(1, dim=1)]
+
+
+def _no_queries(seen: Tensor) -> QueryCount:
+    """The count after `seen` `[B]` real tokens, of which no query counts."""
+    return QueryCount(seen, seen, torch.zeros_like(seen))
 
 
 def load_queries(saved: SavedState, key: str, kind: StateKind, rows: int, count: int | None, latent: bool) -> Tensor:

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,18 +14,6 @@ from .observer import Observer, Queries
 
 #: Statistics and query counts for the policy.
 Observed = tuple[Statistics, QueryCount | None]
-
-
-class Place(Protocol):
-    """A layer of the model."""
-
-    @property
-    def local_heads(self) -> LocalHeads:
-        """The KV heads that this process holds."""
-
-    @property
-    def rotary(self) -> Rotary | None:
-        """Its rotation, if the policy needs it."""
 
 
 class Watched(NamedTuple):
@@ -47,10 +35,13 @@ class Observers:
     Args:
         policy: of all layers.
         block_size: number of tokens per block.
-        layers: the layers that evict.
+        layers: of each layer that evicts, the KV heads that this process holds, and its rotation, if the policy needs
+            it.
     """
 
-    def __init__(self, policy: EvictionPolicy, block_size: int, layers: Sequence[Place]) -> None:
+    def __init__(
+        self, policy: EvictionPolicy, block_size: int, layers: Sequence[tuple[LocalHeads, Rotary | None]]
+    ) -> None:
         self.any = policy.needs.queries
         self._policy, self._block_size, self._layers = policy, block_size, layers
         self._of: dict[int, list[Observer]] = {}
@@ -76,13 +67,10 @@ class Observers:
 
     def _observer(self, number: int, layer: int, key: Tensor) -> Observer:
         if number not in self._of:
-            self._of[number] = [self._new(index, key, self._capacities[number]) for index in self._layers]
+            self._of[number] = [Observer(self._policy, self._block_size, *place) for place in self._layers]
+            for observer in self._of[number]:
+                observer.start(1, key.shape[1], self._capacities[number], key.device)
         return self._of[number][layer]
-
-    def _new(self, layer: Place, key: Tensor, capacity: int) -> Observer:
-        observer = Observer(self._policy, self._block_size, layer.local_heads, layer.rotary)
-        observer.start(1, key.shape[1], capacity, key.device)
-        return observer
 
     def statistics(self, number: int, layer: int, positions: Tensor) -> Observed:
         """Statistics of the tokens at `positions` `[1, S, n]`, in slot order."""

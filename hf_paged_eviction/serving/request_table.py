@@ -77,7 +77,8 @@ class RequestTable:
             and all(layer.rotary is layers[0].rotary for layer in layers)
         )
         self.early = pages.rounds and self._needs.token_local
-        self.observers = Observers(layers[0].policy, sizes.block_size, layers)
+        places = [(layer.local_heads, layer.rotary) for layer in layers]
+        self.observers = Observers(layers[0].policy, sizes.block_size, places)
         device, all_sets = pages.device, len(layers) * sets
         self.positions = torch.zeros(1, dtype=torch.int64, device=device)
         self.scores = torch.zeros(1, device=device)
