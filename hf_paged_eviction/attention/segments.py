@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from .parts import Part, join, read
 from .weights import Logits
 
 
@@ -53,28 +54,11 @@ class InSegments:
             ]
         else:
             sinks = (
-                [None] * len(queries)
-                if logits.sinks is None
-                else [*logits.sinks.view(-1, queries[0].shape[2], 1)] * rows
+                [None] * len(queries) if logits.sinks is None else [*logits.sinks.view(-1, queries[0].shape[2])] * rows
             )
-            outputs = [
-                _one(one, key, value, seen, logits, sink)
-                for one, key, value, seen, sink in zip(queries, keys, values, self.masks, sinks, strict=True)
-            ]
+            outputs = []
+            for one, key, value, seen, sink in zip(queries, keys, values, self.masks, sinks, strict=True):
+                bias = None if seen is None else torch.where(seen, 0.0, float("-inf"))
+                bounded = Logits(logits.scaling, logits.softcap, sink)
+                outputs.append(join([read(one.transpose(1, 2), Part(key, value, bias), bounded)], bounded))
         return torch.cat(outputs).reshape(rows, 1, heads, -1).to(query.dtype)
-
-
-def _one(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, logits: Logits, sinks: Tensor | None
-) -> Tensor:
-    """`[1, 1, G, dim]` of queries of that shape; `sinks` `[G, 1]` take part and belong to no token."""
-    products = (query.float() * logits.scaling) @ keys.float().mT
-    if logits.softcap is not None:
-        products = (products / logits.softcap).tanh() * logits.softcap
-    if mask is not None:
-        products = products.masked_fill(~mask, float("-inf"))
-    if sinks is None:
-        weights = products.softmax(-1)
-    else:
-        weights = torch.cat([products, sinks.float().expand(*products.shape[:3], 1)], dim=-1).softmax(-1)[..., :-1]
-    return weights @ values.float()
