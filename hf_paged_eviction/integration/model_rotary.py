@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import MODEL_MAPPING
 
-from .models import is_latent_attention
+from .models import is_latent_attention, rope_parameters
 from .rotary import Rotary
 
 #: Full-attention layers of these do not rotate; those that slide do.
@@ -117,7 +117,7 @@ def _learn(config: Any, text: Any, kind: str | None, head_dim: int) -> Rotary | 
     if not names:
         _refuse_methods(module)
         return None
-    parameters = _parameters(text, kind)
+    parameters = rope_parameters(text, kind)
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
     if rope_type in _BY_LENGTH:
         raise UnknownRotaryError(f"its rotation ({rope_type}) depends on the length of the text")
@@ -150,14 +150,6 @@ def _module(config: Any, text: Any) -> Any:
             entry = MODEL_MAPPING[type(part)]
             return sys.modules[(entry[0] if isinstance(entry, tuple) else entry).__module__]
     raise UnknownRotaryError("it is not one of the models of transformers")
-
-
-def _parameters(text: Any, kind: str | None) -> dict[str, Any]:
-    """The rotary parameters in the configuration, for this type of layer, under the names of transformers 4 or 5."""
-    parameters: Any = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    if isinstance(parameters, dict) and kind in parameters:
-        parameters = parameters[kind] or {}
-    return parameters if isinstance(parameters, dict) else {}
 
 
 def _embedding(module: Any, text: Any) -> nn.Module:

@@ -2,7 +2,6 @@
 
 import inspect
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -30,23 +29,11 @@ _FIXED_SIZE_NAMES = (
 _OF_FIXED_SIZE = tuple(getattr(cache_utils, name) for name in _FIXED_SIZE_NAMES if hasattr(cache_utils, name))
 
 # Attention scores of these models depend on the slot a key lies in, not on a position stored with the key.
-_SLOT_DEPENDENT = {
-    "bloom": "ALiBi",
-    "cpmant": "a relative position bias",
-    "longt5": "a relative position bias",
-    "mpt": "ALiBi",
-    "mt5": "a relative position bias",
-    "pix2struct": "a relative position bias",
-    "pix2struct_text_model": "a relative position bias",
-    "pop2piano": "a relative position bias",
-    "prophetnet": "a relative position bias",
-    "reformer": "axial positions and hashing",
-    "switch_transformers": "a relative position bias",
-    "t5": "a relative position bias",
-    "udop": "a relative position bias",
-    "umt5": "a relative position bias",
-    "xlnet": "a relative position bias",
-}
+_SLOT_DEPENDENT = {"bloom": "ALiBi", "mpt": "ALiBi", "reformer": "axial positions and hashing"} | dict.fromkeys(
+    "cpmant longt5 mt5 pix2struct pix2struct_text_model pop2piano prophetnet switch_transformers t5 udop umt5 "
+    "xlnet".split(),
+    "a relative position bias",
+)
 _RECURRENT = ("linear_attention", "conv", "mamba", "recurrent", "hybrid")
 # States of models other than keys and values, and the arguments that carry them between forwards.
 _OTHER_STATE = {"openai-gpt": "reads the whole text in every forward", "xlstm": "keeps a recurrent state of its own"}
@@ -66,15 +53,7 @@ _OWN_MASKS = {
 
 
 #: Names in a configuration whose values must be equal for one model to use what was measured on another.
-SHAPE = (
-    "model_type",
-    "num_hidden_layers",
-    "hidden_size",
-    "vocab_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-)
+SHAPE = "model_type num_hidden_layers hidden_size vocab_size num_attention_heads num_key_value_heads head_dim".split()
 
 
 def shape_facts(config: Any, *more: str) -> dict[str, Any]:
@@ -125,9 +104,8 @@ def _check_generates(text: Any) -> None:
         encodes = masked and getattr(text, "is_decoder", None) is False
         way_out = " If it was trained to generate, set config.is_decoder = True before the model is made."
     else:
-        takes = [inspect.signature(cls.forward).parameters for cls in _model_classes(text) or _classes_beside(text)]
-        carries = (*CACHE_NAMES, *_STATE_ARGUMENTS)
-        encodes = masked or (bool(takes) and not any(name in parameters for name in carries for parameters in takes))
+        classes = _model_classes(text) or _classes_beside(text)
+        encodes = masked or (bool(classes) and not _takes(classes, *CACHE_NAMES, *_STATE_ARGUMENTS))
     if encodes:
         raise ValueError(
             f"{text.model_type} is an encoder: it reads a whole text (or image, or sound) at once, and no forward uses "
@@ -167,23 +145,27 @@ def why_not_ours(config: Any) -> str | None:
     return None
 
 
-def _model_classes(*configs: Any) -> list[Any]:
-    """The classes of transformers' own models with such configurations."""
+def _model_classes(config: Any) -> list[Any]:
+    """The classes of transformers' own models with such a configuration."""
     entries = []
     for mapping in (MODEL_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING):
-        for config in configs:
-            with suppress(ValueError):  # some names in these tables belong to private classes of transformers
-                entries.append(mapping.get(type(config), ()))
+        with suppress(ValueError):  # some names in these tables belong to private classes of transformers
+            entries.append(mapping.get(type(config), ()))
     return [cls for entry in entries for cls in (entry if isinstance(entry, tuple) else (entry,))]
 
 
+def _takes(classes: list[Any], *names: str) -> bool:
+    """Whether `forward` of some of these classes has an argument of one of these names."""
+    return any(not inspect.signature(cls.forward).parameters.keys().isdisjoint(names) for cls in classes)
+
+
 def _check_positions(config: Any) -> None:
+    reason = _SLOT_DEPENDENT.get(config.model_type)
     if config.model_type in _READS_STORAGE:
         raise ValueError(
             f"{config.model_type} reads keys and values from the layers of its cache by itself, so it would see slots "
             "that are not in use and give wrong results without a message. Use DynamicCache for this model."
         )
-    reason = _SLOT_DEPENDENT.get(config.model_type)
     if reason is None and getattr(config, "alibi", False):
         reason = "ALiBi"
     if reason is None and any(getattr(config, name, None) for name in ("relative_attention_num_buckets", "rel_extent")):
@@ -195,6 +177,14 @@ def _check_positions(config: Any) -> None:
             f"{config.model_type} uses {reason}: its attention depends on the slot a key lies in, so evicting tokens "
             "would give wrong results without a message. Use DynamicCache for this model."
         )
+
+
+def rope_parameters(text: Any, layer_type: str | None = None) -> dict[str, Any]:
+    """The rotary parameters in the configuration, for this type of layer, under the names of transformers 4 or 5."""
+    parameters: Any = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    if isinstance(parameters, dict) and layer_type in parameters:
+        parameters = parameters[layer_type] or {}
+    return parameters if isinstance(parameters, dict) else {}
 
 
 def is_latent_attention(config: Any) -> bool:
@@ -235,14 +225,9 @@ def cross_attention_layers(config: Any) -> set[int]:
 
 def _check_keeps_no_other_state(text: Any) -> None:
     """Refuse models that are known to keep their state elsewhere. Others show it in their first forward."""
-    takes = [inspect.signature(cls.forward).parameters for cls in _model_classes(text)]
-    state = next((name for name in _STATE_ARGUMENTS if any(name in parameters for parameters in takes)), None)
-    reason = _OTHER_STATE.get(text.model_type)
-    if (
-        reason is None
-        and state is not None
-        and not any(name in parameters for name in CACHE_NAMES for parameters in takes)
-    ):
+    classes, reason = _model_classes(text), _OTHER_STATE.get(text.model_type)
+    state = next((name for name in _STATE_ARGUMENTS if _takes(classes, name)), None)
+    if reason is None and state is not None and not _takes(classes, *CACHE_NAMES):
         reason = f"keeps a state of its own ({state}=)"
     if reason is not None:
         raise ValueError(
@@ -283,23 +268,18 @@ def warn_of_surprises(config: Any, plan: list[Any], known_bad: str | None, stack
     if known_bad is not None:
         warnings.warn(known_bad, stacklevel=stacklevel)
     text = config.get_text_config(decoder=True)
-    growing = _types_of(text, plan, lambda layer: not isinstance(layer, _OF_FIXED_SIZE))
+    growing, fixed = (_types_of(text, plan, of_fixed_size) for of_fixed_size in (False, True))
+    grows = f" Layers of type {growing} are not paged: they grow with the text without limit." if growing else ""
     if not any(is_paged(layer) for layer in plan):
-        fixed = _types_of(text, plan, lambda layer: isinstance(layer, _OF_FIXED_SIZE))
         holds = f" Layers of type {fixed} hold a fixed number of tokens already." if fixed else ""
-        grows = f" Layers of type {growing} are not paged: they grow with the text without limit." if growing else ""
         warnings.warn(
             f"No layer of this {text.model_type} model can evict.{holds}{grows} The cache behaves like DynamicCache.",
             stacklevel=stacklevel,
         )
     elif growing:
-        warnings.warn(
-            f"Layers of type {growing} of this {text.model_type} model are not paged: they grow with the text without "
-            "limit.",
-            stacklevel=stacklevel,
-        )
-    rope: Any = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    if isinstance(rope, dict) and "longrope" in (rope.get("rope_type"), rope.get("type")):
+        warnings.warn(f"{text.model_type}:{grows}", stacklevel=stacklevel)
+    rope = rope_parameters(text)
+    if "longrope" in (rope.get("rope_type"), rope.get("type")):
         limit = getattr(text, "original_max_position_embeddings", None) or rope.get("original_max_position_embeddings")
         warnings.warn(
             f"{text.model_type} uses longrope: when the text crosses {limit} tokens, `generate` drops this cache and "
@@ -308,14 +288,14 @@ def warn_of_surprises(config: Any, plan: list[Any], known_bad: str | None, stack
         )
 
 
-def _types_of(text: Any, plan: list[Any], which: Callable[[Any], bool]) -> str:
-    """The names, in the configuration, of the types of layers that are not paged and for which `which` is true."""
+def _types_of(text: Any, plan: list[Any], of_fixed_size: bool) -> str:
+    """The names, in the configuration, of the types of layers that are not paged and that grow, or do not."""
     types = getattr(text, "layer_types", None) or []
     cross_attention = cross_attention_layers(text)
     names = [
         # A layer without a type has a window if the model has one.
         types[index] if index < len(types) else "sliding_attention"
         for index, layer in enumerate(plan)
-        if not is_paged(layer) and index not in cross_attention and which(layer)
+        if not is_paged(layer) and index not in cross_attention and isinstance(layer, _OF_FIXED_SIZE) == of_fixed_size
     ]
     return ", ".join(repr(name) for name in dict.fromkeys(names))

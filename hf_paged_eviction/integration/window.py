@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .model_rotary import UnknownRotaryError, layer_rotaries
-from .models import is_latent_attention
+from .models import is_latent_attention, rope_parameters
 
 
 def trained_window(config: Any) -> int | None:
@@ -17,8 +17,7 @@ def trained_window(config: Any) -> int | None:
     window = getattr(text, "max_position_embeddings", None)
     if not isinstance(window, int) or window <= 0:
         return None
-    rope: Any = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    rope = rope if isinstance(rope, dict) else {}
+    rope = rope_parameters(text)
     original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
     return max(window, round(original * factor)) if original and factor else window
 
