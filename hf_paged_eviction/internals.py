@@ -64,12 +64,11 @@ from .recipes.fit.correlation import spearman
 from .recipes.fit.future import overheard, watch
 from .recipes.procedures.probe import REPEAT, check_probed, feed_probe, probe_context, repeated  # kvzip within a batch
 from .saved import SavedState, StateDict
-from .serving.layout import Layout
-from .serving.live_requests import LiveRequest
+from .serving.layout import Layout, Shares
+from .serving.live_request import LiveRequest
 from .serving.pages import ALL, Pages
 from .serving.request_table import RequestTable
 from .serving.setup import Setup
-from .serving.shares import Shares
 from .serving.step import Step
 from .store.arriving import StateKind
 from .store.columns import gather_slots, slot_index

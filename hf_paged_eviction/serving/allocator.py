@@ -1,6 +1,7 @@
 """Allocates the pages of the layers that evict, when a request is admitted."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,22 +12,40 @@ from transformers.generation.continuous_batching.requests import RequestState
 from ..attention.weights import Logits
 from ..layer.paged import PagedLayer
 from ..precision.coded import CodedStore
+from ..table.spans import Spans
 from .attention import hand_over
 from .coded_pages import CodedPages
-from .coded_step import CodedStep
 from .contexts import ServedContext
 from .contract import ALLOCATOR, check_attributes
 from .failures import log_failure
-from .layout import Layout
-from .live_requests import LiveRequest, LiveRequests
+from .layout import Layout, Shares
+from .live_request import LiveRequest
 from .options import ServingOptions
 from .prefixes import Prefixes
 from .prompt_logits import wants_prompt_logits
 from .request_table import RequestTable
-from .shares import Shares
-from .start import Start
 from .stock_pages import StockPages
 from .stock_step import StockStep
+
+
+@dataclass(frozen=True)
+class Start:
+    """The start of a request.
+
+    Attributes:
+        request: the request.
+        prompt: tokens of the prompt.
+        context: a saved cache that comes before its prompt, or the context of an earlier prompt with the same
+            beginning; None = none.
+        read: number of tokens of its prompt in this context.
+        digests: digests of its prompt up to each cut, see `Prefixes`; empty if no other request may begin with it.
+    """
+
+    request: LiveRequest
+    prompt: Sequence[int] = ()
+    context: ServedContext | None = None
+    read: int = 0
+    digests: Sequence[bytes] = ()
 
 
 class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
@@ -35,7 +54,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
     It replaces transformers' own allocator for full-attention layers, on the same memory.
 
     Attributes:
-        requests: the live requests.
+        requests: the live requests by their id.
         request_table: their positions, scores and victims.
         prefixes: contexts of earlier prompts.
         evicted: tokens per layer that finished requests have evicted.
@@ -78,8 +97,9 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         layers = [options.layers[layer] for layer in self.layer_indices]
         sets = stock.num_key_value_heads if options.separate else 1
         self._pages = self._new_pages(states, layers, sets, options.budget)
-        self.options, self.requests = options, LiveRequests()
+        self.options, self.requests = options, dict[str, LiveRequest]()
         self.request_table = RequestTable(options.sizes, layers, self._pages, sets)
+        self._rows, self._free_rows = 0, list[int]()
         self._shares: dict[int, Shares] = {}
         self.evicted = self.steps = self.admitted = self.lost = 0
         self._starts: dict[str, Start] = {}
@@ -127,10 +147,13 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         read = 0 if prefix is None else prefix.seen
         begins = read if brought is None else brought.seen
         most = None if state.max_new_tokens is None else begins + len(prompt) - read + state.max_new_tokens
-        pages = self.options.pages(self.page_tokens, most, budget)
-        start = Start(prompt, begins, read, pages, shares, brought or prefix, spans, digests)
-        self._starts[state.request_id] = start
+        request = self._request(state.request_id, self.options.pages(self.page_tokens, most, budget), shares, spans)
+        start = self._starts[state.request_id] = Start(request, prompt, brought or prefix, read, digests)
         return start
+
+    def _request(self, request_id: str, pages: int, shares: Shares, spans: Spans) -> LiveRequest:
+        table = self.request_table
+        return LiveRequest(request_id, pages, shares, Layout.equal(table.layers * table.sets, shares.capacity), spans)
 
     def _shares_of(self, budget: int | None) -> Shares:
         sizes = self.options.sizes_of(budget)
@@ -142,15 +165,15 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
 
     def has_room(self, start: Start) -> bool:
         """Whether there are enough free pages for a request."""
-        taken = sum(request.pages for request in self.requests.taken.values())
-        return start.pages + taken + self.lost <= int(self.num_blocks)
+        taken = sum(request.pages for request in self.requests.values())
+        return start.request.pages + taken + self.lost <= int(self.num_blocks)
 
     def needs_new_blocks(self, request_id: str, past_length: int, query_length: int) -> int:
         """Number of pages to take now: all for a new request, none later."""
         if request_id in self.requests:
             return 0
         start = self._starts.get(request_id)
-        return self.options.pages(self.page_tokens) if start is None else start.pages
+        return self.options.pages(self.page_tokens) if start is None else start.request.pages
 
     def allocate_cache_to_request(self, request_id: str, past_length: int, query_length: int) -> None:
         """Take the pages of a new request, and a row."""
@@ -158,13 +181,19 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
             return
         count = self.needs_new_blocks(request_id, past_length, query_length)
         blocks = self.block_table[request_id] = self.pool.get_free_blocks(self.index, count)
-        start = self._starts.pop(request_id, None) or self._unprepared(len(blocks))
-        table = self.request_table
-        layout = Layout.equal(table.layers * table.sets, start.shares.capacity)
-        request = self.requests.take(request_id, len(blocks), start.shares, layout, start.spans)
-        rows, begins = self.requests.count, [block * self.block_physical_stride for block in blocks]
-        self._pages.reserve(request.number, rows, begins, request.capacity)
-        table.add(request, rows)
+        start = self._starts.pop(request_id, None)
+        if start is None:  # tokens that no scheduler chose, to warm up
+            start = Start(self._request(request_id, count, self._shares_of(None), self.options.spans()))
+        request, table = start.request, self.request_table
+        if not self._free_rows:
+            more = 2 * max(self._rows, 4)
+            self._free_rows, self._rows = [*range(more - 1, self._rows - 1, -1)], more
+        request.number = self._free_rows.pop()
+        self.requests[request_id] = request
+        self._pages.reserve(
+            request.number, self._rows, [block * self.block_physical_stride for block in blocks], request.capacity
+        )
+        table.add(request, self._rows)
         if start.context is not None:
             start.context.begin(request, table, self._pages)
             if start.read:
@@ -172,16 +201,14 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         self._reading[request_id] = start
         self.admitted += 1
 
-    def _unprepared(self, pages: int) -> Start:
-        return Start([], 0, 0, pages, self._shares_of(None), None, self.options.spans(), ())
-
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
         """Give back the pages of a request, and its row. Pages that cannot be given back are `lost`."""
         blocks = self.block_table.pop(request_id, [])
         self._starts.pop(request_id, None)
         self._reading.pop(request_id, None)
-        request = self.requests.leave(request_id)
+        request = self.requests.pop(request_id, None)
         if request is not None:
+            self._free_rows.append(request.number)
             self.evicted += request.evicted
         try:
             self.pool.free_blocks(self.index, blocks)
@@ -237,20 +264,20 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
 
     def failure(self, request_id: str) -> Exception | None:
         """Why a request failed in the present forward; None = it did not."""
-        return self.requests[request_id].error if request_id in self.requests else None
+        request = self.requests.get(request_id)
+        return None if request is None else request.error
 
     def _keep_prefix(self, request: LiveRequest, start: Start) -> None:
         """Forwards so far have written what the request has seen: keep it, where others may begin with it."""
         number, beyond = divmod(request.seen, self.prefixes.cut)
-        if beyond or not start.seen < request.seen <= len(start.prompt) or number > len(start.digests):
+        if beyond or not start.read < request.seen <= len(start.prompt) or number > len(start.digests):
             return
         digest = start.digests[number - 1]
         if self.prefixes.wants(digest, number == len(start.digests)):
             self.prefixes.keep(digest, ServedContext.held_by(request, self.request_table, self._pages))
 
     def _new_step(self) -> StockStep:
-        table, pages = self.request_table, self._pages
-        return CodedStep(table, pages) if isinstance(pages, CodedPages) else StockStep(table, pages)
+        return StockStep(self.request_table, self._pages)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, read_index: Tensor, write_index: Tensor

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from math import inf
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from ..precision.exact import Exact, Newest
 from ..precision.in_codes import InCodes
 from ..store.columns import Columns, gather_slots
 from ..store.room import Room
-from .pages import Chosen, Pages, grown
+from .pages import Chosen, Tokens, grown
 from .records import NAMES, WORD, RecordLayout
 from .stock_pages import StockPages
 
@@ -31,7 +32,6 @@ class CodedPages(StockPages):
         rows: first word of the record of each slot; the rest as in `StockPages`.
         page_tokens: number of tokens per page.
         exact: of each layer, the tokens of all requests that are not rounded; slots are counted within a set.
-        waiting: number of single tokens of each request that have no record yet.
 
     Args:
         stores: of the layers that evict, empty: how they encode.
@@ -52,7 +52,6 @@ class CodedPages(StockPages):
         self._word = torch.arange(self.layout.words, device=self.device)
         self._like = states.new_empty(0, heads, 0, dim)
         self.exact = [store.exact_like(self._like, self._like) for store in stores]
-        self.waiting: dict[int, int] = {}
         for key_codec, _ in self.codecs:
             if key_codec.rotary is not None:
                 key_codec.rotary.prepare(self.device)
@@ -65,7 +64,6 @@ class CodedPages(StockPages):
         words = len(self._of_set) * self.page_tokens * self.layout.words
         for start in starts:
             self.keys[start * self._row_words : start * self._row_words + words] = 0
-        self.waiting[number] = 0
         for layer, exact in enumerate(self.exact):
             if requests > len(exact.count):
                 exact = self.exact[layer] = exact.change(partial(grown, rows=requests))
@@ -87,8 +85,6 @@ class CodedPages(StockPages):
         targets = [held for exact in self.exact for held in _of(exact, number).tensors()]
         for target, held in zip(targets, beside, strict=True):
             target.copy_(held)
-        own = _of(self.exact[0], number)
-        self.waiting[number] = int(own.count - own.coded)
 
     # ---- records --------------------------------------------------------------------------------------------------
 
@@ -138,14 +134,10 @@ class CodedPages(StockPages):
     def _sets_of(self, layer: int) -> slice:
         return slice(layer * self._sets, (layer + 1) * self._sets)
 
-    def read_all(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Pages.read_all`."""
-        return Pages.read_all(self, places)
-
     # ---- single tokens --------------------------------------------------------------------------------------------
 
     def put_singles(self, layer: int, numbers: Tensor, places: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Put a token `[n, H, 1, D]` of each of these requests, into the places `[n, S]`."""
+        """See `StockPages.put_singles`."""
         exact = self.exact[layer]
         rows = len(exact.count)
         slots = self._in_sets(layer, numbers, places[..., None])[..., 0]
@@ -154,16 +146,15 @@ class CodedPages(StockPages):
             return states.new_zeros(rows, *states.shape[1:]).index_copy_(0, numbers, states)
 
         real = of_all(torch.ones_like(numbers, dtype=torch.bool)[:, None])
-        exact.put(of_all(slots), of_all(keys), of_all(values), real)
+        exact.put(of_all(slots), of_all(keys[:, :, None]), of_all(values[:, :, None]), real)
         exact.counted(real)
 
     def newest(self, numbers: Tensor) -> list[Newest]:
-        """The newest tokens of these requests, layer by layer."""
+        """See `Pages.newest`."""
         return [_rows_of(exact, numbers).newest_tokens() for exact in self.exact]
 
-    def encode(self, numbers: Tensor) -> list[Newest]:
-        """Write the records of the single tokens of these requests that wait, layers that are alike at once; returns
-        `newest` as it was before."""
+    def encode(self, numbers: Tensor) -> None:
+        """See `Pages.encode`: layers that are alike at once."""
         layers = [_rows_of(exact, numbers) for exact in self.exact]
         all_newest = [exact.newest_tokens() for exact in layers]
         todo = list(range(len(layers)))
@@ -181,30 +172,35 @@ class CodedPages(StockPages):
             self._write(places, torch.where(waits, records, self._records(places)))
         for exact in self.exact:
             exact.coded.index_copy_(0, numbers, exact.count[numbers])
-        return all_newest
+
+    # ---- attention ------------------------------------------------------------------------------------------------
+
+    def least_saved(self, requests: int) -> float:
+        """See `StockPages.least_saved`: all sets are read at once."""
+        return inf
 
     def attend(
-        self, layer: int, numbers: Tensor, places: Tensor, used: Tensor, all_used: bool, query: Tensor, logits: Logits
+        self, layer: int, numbers: Tensor, places: Tensor, used: Tensor | None, query: Tensor, logits: Logits
     ) -> Tensor:
-        """Attention of one query `[n, query_heads, 1, D]` of each of these requests to the tokens in `places`
-        `[n, S, m]` that are `used`: `[n, query_heads, 1, D]`."""
+        """See `StockPages.attend`, of all sets of a layer."""
         exact = _rows_of(self.exact[layer], numbers)
         held = InCodes(self.codecs[layer], Columns(Room()), exact)
         if query.device.type == "cpu" and fused.obstacle(held, query) is None:
             return self._attend_in_place(layer, places, used, exact, query, logits)
         columns = Columns(Room())
         columns.use(self.layout.unpack(self._records(places)))
-        held = InCodes(self.codecs[layer], columns, exact, visible=None if all_used else used)
+        held = InCodes(self.codecs[layer], columns, exact, visible=used)
         return fused.attend(held, query, None, logits).transpose(1, 2).to(query.dtype)
 
     def _attend_in_place(
-        self, layer: int, places: Tensor, used: Tensor, exact: Exact, query: Tensor, logits: Logits
+        self, layer: int, places: Tensor, used: Tensor | None, exact: Exact, query: Tensor, logits: Logits
     ) -> Tensor:
         """By the function in C, which reads records where they lie."""
         first = self.rows.view(-1)[places] * WORD
         of_heads = torch.arange(self.layout.heads, device=self.device)[:, None] * self.layout.head
         records = (first[:, :, None] + of_heads).flatten(1, 2)  # [n, H, m]
-        lengths = used.sum(-1).repeat_interleave(self.layout.heads, 1)
+        lengths = places.new_full(places.shape[:2], places.shape[2]) if used is None else used.sum(-1)
+        lengths = lengths.repeat_interleave(self.layout.heads, 1)
         positions = self.keys.view(torch.int32)[(first + self.layout.position) // 4]
         memory = self.keys.view(torch.uint8)
         columns = {
@@ -217,19 +213,14 @@ class CodedPages(StockPages):
     # ---- several tokens -------------------------------------------------------------------------------------------
 
     def meet(self, layer: int, number: int, keys: Tensor, values: Tensor) -> None:
-        """Learn the statistics of a request from its first tokens `[1, H, n, D]`."""
+        """See `StockPages.meet`: the statistics of its codes."""
         _of(self.exact[layer], number).meet(self.codecs[layer], (keys, values), None)
 
-    def append(self, layer: int, number: int, keys: Tensor, values: Tensor, positions: Tensor, new: int) -> None:
-        """Hold the last `new` of the tokens `[1, H, n, D]`, behind the others, which are held already.
-
-        Args:
-            positions: `[1, S, n]`.
-        """
-        exact, count = _of(self.exact[layer], number), positions.shape[-1]
-        row, at = torch.tensor([number], device=self.device), torch.arange(count - new, count, device=self.device)
+    def append(self, layer: int, number: int, places: Tensor, tokens: Tokens, new: int) -> None:
+        """See `Pages.append`."""
+        keys, values, positions = tokens
+        exact = _of(self.exact[layer], number)
         came = keys[:, :, -new:], values[:, :, -new:], positions[..., -new:]
-        places = self.places(row, at.expand(1, self._sets, -1), self._sets_of(layer))
         self._write(places, self._encode(layer, *came, exact.row_statistics()))
         exact.find(
             positions,

@@ -20,7 +20,7 @@ from ..table.bounds import spans_in
 from ..table.budget import BlockBudget
 from ..table.spans import Spans
 from .layout import Layout
-from .live_requests import LiveRequest
+from .live_request import LiveRequest
 from .records import NAMES, RecordLayout
 from .request_table import RequestTable
 from .stock_pages import StockPages
@@ -39,6 +39,7 @@ class ServedContext:
         positions: `[n]` int64 positions of the tokens, set by set.
         states: what pages hold of these tokens: keys and values `[n, G, D]`, or see `CodedPages.save`.
         block: `[Q]` int64, the block that new tokens overwrite; None = the last one.
+        coded: number of tokens of the text that have codes, where tokens are rounded.
         spans: protected spans of the text, its start included.
         observed: statistics of its queries, layer by layer.
         scores: `[n]` float32 of these tokens, if they were scored before they were rounded; else None.
@@ -50,6 +51,7 @@ class ServedContext:
     positions: Tensor
     states: tuple[Tensor, ...]
     block: Tensor | None
+    coded: int
     spans: Spans
     observed: tuple[Observer, ...] = ()
     scores: Tensor | None = None
@@ -86,6 +88,7 @@ class ServedContext:
             torch.cat([part.positions for part in parts]).to(model.device),
             tuple(_fitting(states, model) for states in _joined_parts([part.states for part in parts])),
             torch.cat([layer.table.choice.block[0] for layer in paged]).to(model.device) if full else None,
+            first.counters.seen,
             spans_in(first.phase.bounds)[0],
             tuple(part.observer for part in parts if part.observer is not None),
             torch.cat(scores).to(model.device) if scores else None,
@@ -104,6 +107,7 @@ class ServedContext:
             table.positions[places],
             pages.save(request.number, counts),
             table.block[request.number].clone() if full else None,
+            request.coded,
             request.spans,
             table.observers.copies(request.number),
             table.scores[places] if table.early else None,
@@ -111,7 +115,7 @@ class ServedContext:
 
     def begin(self, request: LiveRequest, table: RequestTable, pages: StockPages) -> None:
         """Let a new request continue from this context."""
-        request.seen = self.seen
+        request.seen, request.coded = self.seen, self.coded
         if self.limits is not None:
             table.give(request, Layout(self.limits, self.full_at))
         counts = request.layout.held(request.seen)

@@ -8,7 +8,7 @@ from typing import Any
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchProcessor, OutputRouter
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestState, RequestStatus
 
-from .live_requests import LiveRequest
+from .live_request import LiveRequest
 
 _LOGGER = logging.getLogger(__name__)
 

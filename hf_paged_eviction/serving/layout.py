@@ -5,8 +5,16 @@ itself: a layer, or a KV head of a layer. Sets are numbered layer by layer.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..allocators import FixedAllocator, Uniform
+from ..allocators.by_layer import fixed_shares
+from ..table.budget import BlockBudget
+from ..table.spans import Spans
 
 
 @dataclass(frozen=True)
@@ -65,24 +73,39 @@ class Layout:
         return len({full_at % block_size for full_at in self._ends}) == 1
 
 
-def size_classes(widths: Sequence[int], least_saved: float) -> list[list[int]]:
-    """Group sets by their number of tokens. A read of a group is as wide as its largest set.
+class Shares:
+    """Divides the budget of a request, as `PagedEvictionCache` does.
 
     Args:
-        widths: number of tokens of each set.
-        least_saved: a group is split if that saves reading at least this many tokens.
+        allocator: decides the shares.
+        sizes: mean sizes of a set.
+        layers: number of layers that evict.
+        sets: number of sets of each layer.
 
-    Returns:
-        Groups of indices into `widths`, largest sets first; one group if no split is worth it.
+    Attributes:
+        sizes: see above.
+        capacity: mean budget of a set in tokens.
+        foreseen: length of the text for which shares are computed when single tokens have filled a request; None = its
+            sets stay equal.
     """
-    if max(widths) - min(widths) < least_saved / len(widths):
-        return [[*range(len(widths))]]
-    return _split(sorted(range(len(widths)), key=lambda place: -widths[place]), widths, least_saved)
 
+    def __init__(self, allocator: FixedAllocator, sizes: BlockBudget, layers: int, sets: int) -> None:
+        self._allocator, self._layers, self._sets = allocator, layers, sets
+        self.sizes, self.capacity = sizes, sizes.capacity
+        self.foreseen = None if allocator.foreseen is None else allocator.foreseen * self.capacity
+        self._equal = [self.capacity] * (layers * sets) if isinstance(allocator, Uniform) else None
 
-def _split(places: list[int], widths: Sequence[int], least_saved: float) -> list[list[int]]:
-    saved = [(widths[places[0]] - widths[place]) * (len(places) - at) for at, place in enumerate(places)]
-    if max(saved) < least_saved:
-        return [places]
-    cut = saved.index(max(saved))
-    return [*_split(places[:cut], widths, least_saved), *_split(places[cut:], widths, least_saved)]
+    def limits(self, seen: int, spans: Spans) -> list[int]:
+        """Number of slots of each set, after so many tokens and with these protected spans."""
+        if self._equal is not None:
+            return self._equal
+        return [tokens for share in self.of_layers([seen], spans) for tokens in share[0].expand(self._sets).tolist()]
+
+    def of_layers(self, lengths: Sequence[int], spans: Spans) -> list[Tensor]:
+        """Number of slots after each of these numbers of tokens: `[lengths, 1 or sets]` int64 for each layer."""
+        budget = replace(self.sizes, spans=(spans,) if spans else ())
+        return fixed_shares(self._allocator, self._layers, budget, torch.tensor(lengths, device="cpu"))
+
+    def least(self, spans: Spans) -> int:
+        """Smallest budget of a set in tokens, if sets have different budgets; else 0."""
+        return 0 if self._equal is not None else replace(self.sizes, spans=(spans,)).smallest

@@ -203,7 +203,7 @@ def _stats(processor: ContinuousBatchProcessor) -> BatchingStats:
     # Copied at once, because the generation thread goes on.
     requests = tuple(
         RequestStats(name, request.seen, request.seen - request.evicted, request.evicted, request.pages)
-        for name, request in bounded.requests.taken.copy().items()
+        for name, request in bounded.requests.copy().items()
     )
     return BatchingStats(
         requests,

@@ -7,8 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..precision.exact import Newest
+
 #: All sets of all layers.
 ALL = slice(None)
+#: Keys and values `[1, H, n, D]` and positions `[1, S, n]` of a layer of a request.
+Tokens = tuple[Tensor, Tensor, Tensor]
 
 
 class Chosen(NamedTuple):
@@ -80,7 +84,12 @@ class Pages(ABC):
         keys, values = (torch.stack(parts, dim=1) for parts in states)
         return keys, values
 
-    # ---- tokens that stay after a forward of several --------------------------------------------------------------
+    # ---- tokens that are written after attention ------------------------------------------------------------------
+
+    def append(self, layer: int, number: int, places: Tensor, tokens: Tokens, new: int) -> None:
+        """Write the last `new` of these tokens of a request to the places `[1, S, new]`; it holds the others."""
+        by_set = (part[0, :, -new:].unflatten(0, (places.shape[1], -1)).transpose(1, 2) for part in tokens[:2])
+        self.write(layer, places.flatten(), *(part.flatten(0, 1) for part in by_set))
 
     def pick(
         self, number: int, layer: int, tokens: Chosen, keys: Tensor, values: Tensor, new: int
@@ -96,6 +105,14 @@ class Pages(ABC):
         by_set = (states[0].unflatten(0, (sets, -1)).transpose(1, 2).flatten(0, 1) for states in (keys, values))
         keys, values = (states[chosen] for states in by_set)
         return keys, values
+
+    def newest(self, numbers: Tensor) -> Sequence[Newest]:
+        """Of these requests, the newest tokens in each layer, which have no codes yet; where tokens are rounded."""
+        raise NotImplementedError
+
+    def encode(self, numbers: Tensor) -> None:
+        """Write the codes of these tokens."""
+        raise NotImplementedError
 
     def put(self, layer: int, places: Tensor, picked: tuple[Tensor, ...]) -> None:
         """Write to the places `[n]` of a layer what `pick` returned."""

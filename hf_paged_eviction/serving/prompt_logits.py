@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .failures import alone
-from .live_requests import LiveRequest
+from .live_request import LiveRequest
 from .sampling import Sampler
 
 

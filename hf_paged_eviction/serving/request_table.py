@@ -14,15 +14,14 @@ from torch import Tensor
 
 from ..layer.paged import PagedLayer
 from ..policies.scorer import Scorer
-from ..precision.exact import Newest
 from ..queries.observers import Observers, Watched
 from ..ranking import KEEP, best_within, rank_keys
 from ..table.bounds import NOWHERE, bounds_of, inside
 from ..table.budget import BlockBudget
 from ..table.victims import ranks_of_blocks
 from .layout import Layout
-from .live_requests import LiveRequest
-from .pages import ALL, Chosen, Pages, grown
+from .live_request import LiveRequest
+from .pages import ALL, Chosen, Pages, Tokens, grown
 
 
 @dataclass(frozen=True)
@@ -307,14 +306,19 @@ class RequestTable:
         self.positions[places] = tokens.positions.flatten()[tokens.at]
         self.scores[places] = kept.scores.flatten()[tokens.at]
 
-    # ---- tokens that will be rounded: each is scored once, before -------------------------------------------------
+    # ---- several tokens that fit ----------------------------------------------------------------------------------
 
-    def note_new(self, request: LiveRequest, layer: int, tokens: Watched, new: int) -> None:
-        """Score the last `new` tokens of a layer, all of which stay, if that is due before they are rounded."""
+    def append(self, request: LiveRequest, layer: int, tokens: Tokens, new: int) -> None:
+        """Hold the last `new` tokens of a layer, all of which stay."""
+        row = torch.tensor([request.number], device=self.device)
+        at = torch.arange(request.seen - new, request.seen, device=self.device)
+        places = self.pages.places(row, at.expand(1, self.sets, -1), self.of_layer(layer))
+        self.positions[places] = tokens[2][..., -new:]
         if self.early:
-            row, count = (torch.tensor([number], device=self.device) for number in (request.number, request.seen))
-            places, used = self.held(layer, row, count, tokens.keys.shape[2])
-            self._note_scores(places, used, self._known_and_new(request, layer, tokens, new))
+            self.scores[places] = self._scores_of_new(request, layer, tokens, new)
+        self.pages.append(layer, request.number, places, tokens, new)
+
+    # ---- tokens that will be rounded: each is scored once, before -------------------------------------------------
 
     def _known_and_new(self, request: LiveRequest, layer: int, tokens: Watched, new: int) -> Tensor:
         """Scores `[1, S, n]` of the held tokens, which are known, and of `new` ones behind them."""
@@ -324,18 +328,26 @@ class RequestTable:
             places, _ = self.held(layer, row, count, held)
             parts.append(self.scores[places])
         if new:
-            keys, values, positions = tokens.keys[:, :, held:], tokens.values[:, :, held:], tokens.positions[..., held:]
-            parts.append(self._scorers[layer](keys, values, positions, row.new_tensor([request.seen])))
+            parts.append(self._scores_of_new(request, layer, tokens[:3], new))
         return torch.cat(parts, dim=-1)
 
-    def note_waiting(self, numbers: Tensor, seen: Tensor, waiting: Sequence[Newest]) -> None:
-        """Score the single tokens of requests that wait for their codes, layer by layer."""
-        if not self.early:
-            return
-        for layer, newest in enumerate(waiting):
+    def _scores_of_new(self, request: LiveRequest, layer: int, tokens: Tokens, new: int) -> Tensor:
+        keys, values, positions = tokens
+        seen = torch.tensor([request.seen], device=self.device)
+        return self._scorers[layer](keys[:, :, -new:], values[:, :, -new:], positions[..., -new:], seen)
+
+    def note_waiting(self, requests: Sequence[LiveRequest]) -> None:
+        """Score the single tokens of requests that wait for their codes."""
+        rows, seen = self.numbers(requests)
+        for layer, newest in enumerate(self.pages.newest(rows) if self.early else ()):
             slots, positions, waits = (part[:, : self.sets] for part in (newest.slots, newest.positions, newest.waits))
             scores = self._scorers[layer](newest.keys, newest.values, positions, seen)
-            self._note_scores(self.pages.places(numbers, slots, self.of_layer(layer)), waits, scores)
+            self._note_scores(self.pages.places(rows, slots, self.of_layer(layer)), waits, scores)
+
+    def encode(self, requests: Sequence[LiveRequest]) -> None:
+        """Score the single tokens of requests that wait for their codes, and encode them."""
+        self.note_waiting(requests)
+        self.pages.encode(self.numbers(requests)[0])
 
 
 def spread(starts: Sequence[int], counts: Sequence[int], device: torch.device) -> Tensor:

@@ -5,10 +5,9 @@ from collections import deque
 from transformers.generation.continuous_batching.requests import FutureRequestState, RequestState, RequestStatus
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler, Scheduler
 
-from .allocator import BoundedAllocator
+from .allocator import BoundedAllocator, Start
 from .failures import IsolatedRouter, log_failure
 from .prompt_logits import PromptLogits, Reading, wants_prompt_logits
-from .start import Start
 
 _Batch = tuple[list[FutureRequestState] | None, bool, int, int]
 
@@ -192,7 +191,7 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
             or not self.cache.can_store_request_tokens(state, count)
         ):
             return False
-        state.position_offset = start.seen
+        state.position_offset = 0 if start.context is None else start.context.seen
         state.remaining_prefill_tokens = state.remaining_prefill_tokens[start.read :]
         self.active_requests[state.request_id] = self.waiting_requests.pop(state.request_id)
         return True

@@ -3,7 +3,7 @@
 Where attention reads is not decided here; see `StockStep` for transformers' pages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,12 +11,11 @@ from torch import Tensor
 
 from ..queries.observer import Queries
 from ..queries.observers import Watched
+from .failures import alone
 from .layout import Layout
-from .live_requests import LiveRequest
+from .live_request import LiveRequest
+from .pages import Tokens
 from .request_table import Kept, RequestTable
-
-#: Keys, values `[1, H, n, D]` and positions `[1, S, n]` of a layer.
-Tokens = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,11 @@ class Entry:
         return self.request.seen - self.count
 
     @property
+    def waiting(self) -> int:
+        """Number of tokens before that have no codes yet, where tokens are rounded."""
+        return self.seen - self.request.coded
+
+    @property
     def tokens(self) -> slice:
         """Indices in the forward."""
         return slice(self.first, self.first + self.count)
@@ -67,6 +71,9 @@ class Step:
         """Add the next `count` tokens of a request."""
         shares = request.shares
         if count == 1 and shares.foreseen is not None and request.seen == shares.capacity:
+            if self._request_table.pages.rounds:
+                self._for_all(self._request_table.encode, [request])
+                request.coded = request.seen
             self._share_out(request, shares.limits(shares.foreseen, request.spans))
         request.seen += count
         layout = None
@@ -79,6 +86,15 @@ class Step:
         """Requests that bring one token, for which some set needs another block."""
         size = self._request_table.block_size
         return [entry.request for entry in self.entries if entry.count == 1 and entry.before.is_due(entry.seen, size)]
+
+    def _for_all(self, work: Callable[[Sequence[LiveRequest]], None], requests: Sequence[LiveRequest]) -> None:
+        """Do this for all these requests; if that fails, for each alone, to find those that fail."""
+        try:
+            work(requests)
+        except Exception:
+            for request in requests:
+                with alone(request, "scored"):
+                    work([request])
 
     def _share_out(self, request: LiveRequest, limits: Sequence[int]) -> None:
         """Let the sets of a request that single tokens have filled keep their best tokens, within new limits."""

@@ -2,11 +2,17 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
+from math import inf
 
 import torch
 from torch import Tensor
 
+from ..attention.weights import Logits
+from .comparing import compare
 from .pages import ALL, Pages, grown
+
+#: Bytes of keys and values that a CPU reads in the time that the operators of one group of sets take.
+_WORTH_A_GROUP = 2 << 20
 
 
 class StockPages(Pages):
@@ -88,6 +94,32 @@ class StockPages(Pages):
     def load(self, number: int, counts: Sequence[int], states: tuple[Tensor, ...]) -> None:
         """Write what `save` returned of another request."""
         self.write(0, self.first(number, counts), *states)
+
+    # ---- attention ------------------------------------------------------------------------------------------------
+
+    def least_saved(self, requests: int) -> float:
+        """Tokens of a set that must not have to be read for a further group of sets to be worth its operators."""
+        of_token = 2 * self.keys[0].numel() * self.keys.element_size()
+        return _WORTH_A_GROUP / (of_token * requests) if self.device.type == "cpu" else inf
+
+    def put_singles(self, layer: int, numbers: Tensor, places: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Put a token `[n, H, D]` of each of these requests into the places `[n, S]`."""
+        self.write(layer, places.flatten(), *(part.reshape(-1, *self.keys.shape[1:]) for part in (keys, values)))
+
+    def attend(
+        self, layer: int, numbers: Tensor, places: Tensor, used: Tensor | None, query: Tensor, logits: Logits
+    ) -> Tensor:
+        """Attention of one token of each of these requests to the tokens of some sets.
+
+        Args:
+            places: `[n, s, m]`.
+            used: `[n, s, m]` bool, which of the places hold tokens; None = all.
+            query: `[n, query_heads, 1, D]`, of these sets.
+        """
+        return compare(query, *self.read(layer, places), None if used is None else used[:, :, None], logits)
+
+    def meet(self, layer: int, number: int, keys: Tensor, values: Tensor) -> None:
+        """Learn from the first tokens `[1, H, n, D]` of a request how to encode the others."""
 
     # ---- tokens ---------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,7 @@
 """One forward of transformers' continuous batching: the slots of its tokens and their attention."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
 
 import torch
 from torch import Tensor
@@ -12,18 +11,15 @@ from ..masks.visible import visible
 from ..queries.observer import Queries
 from .comparing import compare
 from .failures import alone
-from .layout import Layout, size_classes
-from .live_requests import LiveRequest
+from .layout import Layout
 from .request_table import Kept, RequestTable
 from .step import Entry, Step
 from .stock_pages import StockPages
 
-#: Bytes of keys and values that a CPU reads in the time that the operators of one group of sets take.
-_WORTH_A_GROUP = 2 << 20
-
 
 class StockStep(Step):
-    """A forward over transformers' pages, in which a failure ends one request alone.
+    """A forward over transformers' pages, in which a failure ends one request alone. Single tokens are written before
+    attention, and several tokens of a request after it.
 
     Args:
         request_table: positions, scores and victims of all live requests.
@@ -33,57 +29,56 @@ class StockStep(Step):
     def __init__(self, request_table: RequestTable, pages: StockPages) -> None:
         super().__init__(request_table)
         self._pages, self.begun = pages, False
-        self._written: Tensor | None = None
-        self._places = torch.empty(0, device="cpu")
         self._singles: list[Entry] = []
         self._counts: list[Sequence[int]] = []  # tokens of each set, with these
         self._widths: list[int] = []  # of each set, most tokens of a request
-        self._numbers = self._seen = self._first = torch.empty(0, dtype=torch.int64, device="cpu")
         self._new: tuple[Tensor, Tensor] | None = None
         self._moves: list[tuple[Entry, int, Kept]] = []
 
     # ---- the first layer -----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Choose victims for blocks that are used up, and the slots of all tokens. Reads no tensor."""
-        self.begun = True
-        request_table = self._request_table
+        """Choose victims for blocks that are used up, and the slots of single tokens. Reads no tensor."""
+        self.begun, table = True, self._request_table
+        due = self._due()
+        if not self._encode_waiting() and due and table.early:
+            self._for_all(table.note_waiting, due)
         self._singles = [entry for entry in self.entries if entry.count == 1]
         self._counts = [entry.request.layout.held(entry.request.seen) for entry in self._singles]
         self._widths = [max(set_counts) for set_counts in zip(*self._counts, strict=True)]
-        due = self._due()
         if due:
-            self._choose(due)
-        rows = [row for entry in self.entries if entry.layout is None for row in _tokens(entry)]
-        table = torch.tensor(rows, dtype=torch.int64, device="cpu").view(-1, 3).to(request_table.device)
-        first, numbers, positions = table.unbind(-1)
-        if len(rows) < self.count:
-            self._written = first
-        places = request_table.next_places(numbers, positions)
-        self._places = places.unflatten(1, (request_table.layers, request_table.sets)).transpose(0, 1).flatten(1)
+            self._for_all(table.choose, due)
         single = [(entry.first, entry.request.number, entry.request.seen) for entry in self._singles]
-        self._first, self._numbers, self._seen = (
-            torch.tensor(single, dtype=torch.int64, device="cpu").view(-1, 3).to(request_table.device).unbind(-1)
+        first, self._numbers, self._seen = (
+            torch.tensor(single, dtype=torch.int64, device="cpu").view(-1, 3).to(table.device).unbind(-1)
         )
+        self._first = slice(None) if len(single) == self.count else first
+        places = table.next_places(self._numbers, self._seen - 1)
+        self._places = places.unflatten(1, (table.layers, table.sets)).transpose(0, 1)  # [L, n, S]
 
-    def _choose(self, due: Sequence[LiveRequest]) -> None:
-        """Choose victims of all these requests; if that fails, of each alone, to find those that fail."""
-        try:
-            self._request_table.choose(due)
-        except Exception:
-            for request in due:
-                with alone(request, "scored"):
-                    self._request_table.choose([request])
+    def _encode_waiting(self) -> bool:
+        """Encode the tokens that wait, of all requests, when one has a block of them or brings several tokens."""
+        if not self._pages.rounds:
+            return False
+        size, waits = self._request_table.block_size, [entry for entry in self.entries if entry.waiting]
+        due = any(entry.count > 1 or entry.waiting >= size for entry in waits)
+        if due:
+            self._for_all(self._request_table.encode, [entry.request for entry in waits])
+        for entry in self.entries:
+            if entry.count > 1:
+                entry.request.coded = entry.request.seen
+            elif due:
+                entry.request.coded = entry.seen
+        return due
 
     # ---- each layer ----------------------------------------------------------------------------------------------
 
     def take(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Take in the new tokens of a layer, `[new, H, D]`, all requests one after the other."""
-        written = self._written
-        states = (keys, values) if written is None else (keys[written], values[written])
-        own = (tensor.reshape(-1, *self._pages.keys.shape[1:]) for tensor in states)
-        self._pages.write(layer, self._places[layer], *own)
         self._new = keys, values
+        if self._singles:
+            own = keys[self._first], values[self._first]
+            self._pages.put_singles(layer, self._numbers, self._places[layer], *own)
 
     def attend(self, layer: int, query: Tensor, logits: Logits) -> Tensor:
         """Attention of the new tokens of a layer, followed by eviction.
@@ -99,7 +94,7 @@ class StockStep(Step):
         (keys, values), self._new = self._new, None
         output = query.new_empty(query.shape[2], query.shape[1], query.shape[3])
         if self._singles:
-            self._attend_one_by_one(layer, query, logits, output)
+            output[self._first] = self._attend_one_by_one(layer, query[0, :, self._first].transpose(0, 1), logits)
             if self._request_table.observers.any:
                 self._see_singles(layer, query, keys, logits)
         for entry in self.entries:
@@ -113,47 +108,32 @@ class StockStep(Step):
             self._end()
         return output[None]
 
-    def _attend_one_by_one(self, layer: int, query: Tensor, logits: Logits, output: Tensor) -> None:
-        """The requests that bring one token each."""
-        request_table = self._request_table
-        single_queries = query[0, :, self._first].transpose(0, 1)[:, :, None]  # [n, query_heads, 1, D]
-        counts = [held[request_table.of_layer(layer)] for held in self._counts]
-        groups = size_classes(self._widths[request_table.of_layer(layer)], self._least_saved())
+    def _attend_one_by_one(self, layer: int, query: Tensor, logits: Logits) -> Tensor:
+        """The requests that bring one token each; `[n, query_heads, D]`. Sets that hold many more tokens than others
+        are read apart."""
+        table = self._request_table
+        of_layer, sets = table.of_layer(layer), table.sets
+        groups = size_classes(self._widths[of_layer], self._pages.least_saved(len(self._singles)))
         if len(groups) == 1:
-            output[self._first] = self._attend_sets(layer, single_queries, logits, counts, None)[:, :, 0]
-        else:
-            of_sets, set_outputs = (
-                single_queries.unflatten(1, (request_table.sets, -1)),
-                torch.empty_like(single_queries),
-            )
-            for group in groups:
-                sets = torch.tensor(group, device=request_table.device)
-                sinks = None if logits.sinks is None else logits.sinks.view(request_table.sets, -1)[sets].flatten()
-                own = [[held[at] for at in group] for held in counts]
-                part = self._attend_sets(layer, of_sets[:, sets].flatten(1, 2), replace(logits, sinks=sinks), own, sets)
-                set_outputs.unflatten(1, (request_table.sets, -1))[:, sets] = part.unflatten(1, (len(group), -1))
-            output[self._first] = set_outputs[:, :, 0]
-
-    def _least_saved(self) -> float:
-        """Tokens of a set that must not have to be read for a further group of sets to be worth its operators."""
-        if self._pages.device.type != "cpu":
-            return inf
-        of_token = 2 * self._pages.keys[0].numel() * self._pages.keys.element_size()
-        return _WORTH_A_GROUP / (of_token * len(self._singles))
+            return self._attend_sets(layer, query, logits, range(sets), None)
+        of_sets, output = query.unflatten(1, (sets, -1)), torch.empty_like(query)
+        for group in groups:
+            some = torch.tensor(group, device=table.device)
+            sinks = None if logits.sinks is None else logits.sinks.view(sets, -1)[some].flatten()
+            own = of_sets[:, some].flatten(1, 2)
+            part = self._attend_sets(layer, own, replace(logits, sinks=sinks), group, some)
+            output.unflatten(1, (sets, -1))[:, some] = part.unflatten(1, (len(group), -1))
+        return output
 
     def _attend_sets(
-        self, layer: int, query: Tensor, logits: Logits, counts: Sequence[Sequence[int]], sets: Tensor | None
+        self, layer: int, query: Tensor, logits: Logits, group: Sequence[int], sets: Tensor | None
     ) -> Tensor:
-        """Attention of the query heads of some sets, or of all: `[n, query_heads, 1, D]`.
-
-        Args:
-            counts: tokens of these sets, by request.
-        """
-        request_table = self._request_table
-        places, used = request_table.held(layer, self._numbers, self._seen, max(map(max, counts)), sets)
-        keys, values = self._pages.read(layer, places)
-        mask = None if len({count for held in counts for count in held}) == 1 else used[:, :, None]
-        return compare(query, keys, values, mask, logits)
+        """Attention of the query heads `[n, query_heads, D]` of some sets, `sets` and `group`, or of all."""
+        first = layer * self._request_table.sets
+        counts = {held[first + at] for held in self._counts for at in group}
+        places, used = self._request_table.held(layer, self._numbers, self._seen, max(counts), sets)
+        mask = None if len(counts) == 1 else used
+        return self._pages.attend(layer, self._numbers, places, mask, query[:, :, None], logits)[:, :, 0]
 
     def _see_singles(self, layer: int, query: Tensor, new: Tensor, logits: Logits) -> None:
         """Note the queries of the requests that bring one token each; `new` `[new, H, D]` keys of the forward."""
@@ -166,12 +146,14 @@ class StockStep(Step):
         self, entry: Entry, layer: int, query: Tensor, new_keys: Tensor, new_values: Tensor, logits: Logits
     ) -> Tensor:
         """A request that brings several tokens: `[new, query_heads, D]`."""
-        keys, values, positions = self._with_held(entry, layer, new_keys, new_values)
-        mask = None
-        if entry.seen:
-            mask = visible(positions, positions[:, 0, -entry.count :])
+        keys, values, positions = tokens = self._with_held(entry, layer, new_keys, new_values)
+        mask = visible(positions, positions[:, 0, -entry.count :]) if entry.seen else None
         output = compare(query, keys, values, mask, logits, causal=mask is None)
-        self._seen_together(entry, layer, Queries(query, keys, logits), (keys, values, positions))
+        if not entry.seen:
+            self._pages.meet(layer, entry.request.number, keys, values)
+        self._seen_together(entry, layer, Queries(query, keys, logits), tokens)
+        if entry.layout is None:
+            self._request_table.append(entry.request, layer, tokens, entry.count)
         return output[0].transpose(0, 1)
 
     def _keep(self, entry: Entry, layer: int, layout: Layout, tokens: Kept) -> None:
@@ -196,7 +178,24 @@ class StockStep(Step):
         self._moves = []
 
 
-def _tokens(entry: Entry) -> Iterator[tuple[int, int, int]]:
-    """Of each token: its place in the forward, its row and its position."""
-    for at in range(entry.count):
-        yield entry.first + at, entry.request.number, entry.seen + at
+def size_classes(widths: Sequence[int], least_saved: float) -> list[list[int]]:
+    """Group sets by their number of tokens. A read of a group is as wide as its largest set.
+
+    Args:
+        widths: number of tokens of each set.
+        least_saved: a group is split if that saves reading at least this many tokens.
+
+    Returns:
+        Groups of indices into `widths`, largest sets first; one group if no split is worth it.
+    """
+    if max(widths) - min(widths) < least_saved / len(widths):
+        return [[*range(len(widths))]]
+    return _split(sorted(range(len(widths)), key=lambda place: -widths[place]), widths, least_saved)
+
+
+def _split(places: list[int], widths: Sequence[int], least_saved: float) -> list[list[int]]:
+    saved = [(widths[places[0]] - widths[place]) * (len(places) - at) for at, place in enumerate(places)]
+    if max(saved) < least_saved:
+        return [places]
+    cut = saved.index(max(saved))
+    return [*_split(places[:cut], widths, least_saved), *_split(places[cut:], widths, least_saved)]

@@ -40,7 +40,7 @@ def run(options: dict[str, Any], config: Any, arrivals: list[int], cancels: dict
         pages = turned.free
         turned.run(schedule)
         assert turned.free == pages
-        assert not turned.bounded.requests.taken
+        assert not turned.bounded.requests
     return turned
 
 

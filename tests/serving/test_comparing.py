@@ -11,10 +11,10 @@ import driving
 from driving import alone, batching, model_of, pool, texts
 from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.serving import stock_step
+from hf_paged_eviction.serving import stock_pages, stock_step
 from hf_paged_eviction.serving.comparing import compare
-from hf_paged_eviction.serving.layout import size_classes
 from hf_paged_eviction.serving.options import ServingOptions
+from hf_paged_eviction.serving.stock_step import size_classes
 
 
 def slow(query: Any, key: Any, value: Any, mask: Any, logits: Logits) -> Any:
@@ -96,7 +96,7 @@ def test_causal(softcap: float | None, sinks: bool) -> None:
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])
 def test_groups_of_sets_as_alone(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads that hold different numbers of tokens are read apart where that is worth it, here always."""
-    monkeypatch.setattr(stock_step, "_WORTH_A_GROUP", 1)
+    monkeypatch.setattr(stock_pages, "_WORTH_A_GROUP", 1)
     groups = []
     monkeypatch.setattr(
         stock_step, "size_classes", lambda *arguments: groups.append(size_classes(*arguments)) or groups[-1]

@@ -36,14 +36,12 @@ CALLS = {
     ),
     "hf_paged_eviction.serving.options.ServingOptions": "spans sizes_of pages",
     "hf_paged_eviction.serving.prefixes.Prefixes": "digests match use wants keep",
-    "hf_paged_eviction.serving.live_requests.LiveRequests": "take",
     "hf_paged_eviction.serving.stock_pages.StockPages": "reserve",
     "hf_paged_eviction.serving.contexts.ServedContext": "begin held_by",
-    "hf_paged_eviction.serving.request_table.RequestTable": "add choose best give put _score_all",
+    "hf_paged_eviction.serving.request_table.RequestTable": ("add choose best give put append note_waiting _score_all"),
     "hf_paged_eviction.serving.step.Step": "add _with_held _seen_together _see_single",
     "hf_paged_eviction.serving.stock_step.StockStep": "_attend_together",
-    "hf_paged_eviction.serving.coded_pages.CodedPages": "reserve meet append pick save",
-    "hf_paged_eviction.serving.coded_step.CodedStep": "_score_waiting",
+    "hf_paged_eviction.serving.coded_pages.CodedPages": "reserve meet append pick save encode",
     "hf_paged_eviction.queries.observers.Observers": (
         "add forget give copies see_several see_one settle block_filled statistics"
     ),
@@ -51,9 +49,11 @@ CALLS = {
 }
 #: Those that only policies with statistics call.
 _WATCHED = {"_see_single", "see_one", "block_filled"}
+#: Those that only pages in few bits call.
+_CODED = {"note_waiting"}
 #: Where victims of several requests are chosen together, and then of each alone if that fails; where a request that has
 #: its answer is forgotten.
-_REPEATED = {"choose", "_score_all", "statistics", "_score_waiting", "forget"}
+_REPEATED = {"choose", "_score_all", "statistics", "note_waiting", "encode", "forget"}
 _TRANSFORMERS = "transformers.generation.continuous_batching"
 #: Calls of transformers' loop that take in a token of one request, or end one.
 LOOP = {
@@ -127,7 +127,8 @@ def test_these_are_the_lone_answers() -> None:
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
 @pytest.mark.parametrize(("path", "name"), CASES, ids=[name for _, name in CASES])
 def test_one_fault_fails_one_request(path: str, name: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = "watching" if name in _WATCHED or "observers" in path else "coded" if "coded" in path else "lone"
+    kind = "watching" if name in _WATCHED or "observers" in path else "lone"
+    kind = "coded" if "coded" in path or name in _CODED else kind
     wanted, counts = undisturbed(kind)
     before, count = counts[path, name]
     assert count > before, "never called for a request, so that this test says nothing"

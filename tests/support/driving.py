@@ -124,7 +124,7 @@ class Batching:
         """Turn until a request has ended. Positions of the tokens that it then held, by layer, set and slot."""
         request = None
         for _ in self._turns(schedule):
-            request = self.bounded.requests.taken.get(name, request)
+            request = self.bounded.requests.get(name, request)
             if name in self.answers:
                 break
         request_table = self.bounded.request_table

@@ -121,7 +121,7 @@ class Group:
             budget, spans = options.within(self._settings.sizes)
             shares = self._shares_of(budget, options == RequestOptions())
             layout = Layout.equal(table.layers * table.sets, budget)
-            request = self._requests[row] = LiveRequest(str(row), row, 0, shares, layout, spans)
+            request = self._requests[row] = LiveRequest(str(row), 0, shares, layout, spans, row)
             self._pages.begin(row)
             table.add(request, self._most)
         known = self._requests.get(row)
