@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from hf_paged_eviction.serving import BatchingStats
+from .stats import BatchingStats
 
 _NAMESPACE = "paged_eviction"
 #: Seconds, from a token on a fast device to a prompt on a slow one.

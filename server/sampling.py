@@ -33,7 +33,7 @@ class Sampling:
         logprobs: note the log probability of each chosen token, and of this number of most likely tokens, in the
             model's own distribution, before the options above change it. None = note nothing.
         prompt_logprobs: also note them for the tokens of the prompt. The whole prompt is then read, even if an earlier
-            request has read it.
+            request has read it. Needs `PromptLogits`.
 
     Raises:
         ValueError: a number is outside its range.
@@ -130,6 +130,8 @@ class Sampler:
         Raises:
             ValueError: a logit is nan, or `logit_bias` has an unknown token.
         """
+        if self.reads_prompt and len(self.read) < len(prompt) - 1:
+            raise ValueError("prompt_logprobs needs the logits of the prompt: generate inside PromptLogits(manager)")
         changed = self._changed(logits, prompt, answer)
         if not changed.max().isfinite():
             raise ValueError("the logits are not finite numbers")

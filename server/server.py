@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -130,9 +131,11 @@ def _bounded(stack: ExitStack, options: ServeOptions, model: Any, tokenizer: Any
 
     from .engine import Engine
     from .metrics import Meter
+    from .prompt_logits import PromptLogits
     from .prompts import Limits, Prompts
     from .routes import Served
     from .sampling import Sampling
+    from .stats import BatchingStats
 
     try:
         running = stack.enter_context(paged_batching(model, **options.batching_arguments))
@@ -140,6 +143,7 @@ def _bounded(stack: ExitStack, options: ServeOptions, model: Any, tokenizer: Any
             contexts = {name: running.context(_load(path, model)) for name, path in options.contexts.items()}
         generation = _generation(model, tokenizer, options)
         manager = model.init_continuous_batching(generation, _pool(options, running.options, model.dtype))
+        stack.enter_context(PromptLogits(manager))
         manager.warmup()
         manager.start()
     except (TypeError, ValueError, MemoryError) as error:
@@ -148,7 +152,7 @@ def _bounded(stack: ExitStack, options: ServeOptions, model: Any, tokenizer: Any
     prompt = options.max_prompt_tokens or (window - 1 if window else _LONGEST_PROMPT)
     limits = Limits(prompt, options.max_new_tokens, window)
     vocabulary = model.get_input_embeddings().num_embeddings
-    engine = Engine(manager, Meter(running.stats), options.max_queue)
+    engine = Engine(manager, Meter(partial(BatchingStats.of, manager)), options.max_queue)
     name = options.served_name or (Path(options.model).name if Path(options.model).exists() else options.model)
     ends = generation.eos_token_id
     served = Served(

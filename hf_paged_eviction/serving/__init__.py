@@ -2,13 +2,10 @@
 
 from .context import PagedBatching, paged_batching
 from .contract import TESTED, UnsupportedTransformersError, moved
-from .stats import BatchingStats, RequestStats
 
 __all__ = [
     "TESTED",
-    "BatchingStats",
     "PagedBatching",
-    "RequestStats",
     "UnsupportedTransformersError",
     "moved",
     "paged_batching",

@@ -22,8 +22,8 @@ from .layout import Layout, Shares
 from .live_request import LiveRequest
 from .options import ServingOptions
 from .prefixes import Prefixes
-from .prompt_logits import wants_prompt_logits
 from .request_table import RequestTable
+from .sampling import reads_prompt
 from .stock_pages import StockPages
 from .stock_step import StockStep
 
@@ -143,7 +143,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         spans, shares = self.options.spans(kwargs.get("protect"), brought, budget), self._shares_of(budget)
         salt = f"{kwargs.get('salt') or ''} {shares.capacity} {shares.least(spans)}"
         digests = () if brought else self.prefixes.digests(prompt, spans, salt)
-        prefix = None if wants_prompt_logits(state) else self.prefixes.match(digests, len(prompt) - 1)
+        prefix = None if reads_prompt(state) else self.prefixes.match(digests, len(prompt) - 1)
         read = 0 if prefix is None else prefix.seen
         begins = read if brought is None else brought.seen
         most = None if state.max_new_tokens is None else begins + len(prompt) - read + state.max_new_tokens

@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 from ..cache import PagedEvictionCache
 from .contexts import ServedContext
 from .contract import check_transformers
-from .stats import BatchingStats
 
 _ENTRY = "init_continuous_batching"
 _CACHED = "_cached_continuous_batching_manager"
@@ -27,11 +26,6 @@ class PagedBatching:
         self.options = options
         self._model = model
         self._managers: WeakSet[Any] = WeakSet()
-        self._latest: Any = None
-
-    def stats(self) -> BatchingStats:
-        """Return what live requests hold, as of the last step, and counts since the last manager was made."""
-        return BatchingStats() if self._latest is None else self._latest.stats()
 
     def context(self, cache: PagedEvictionCache) -> ServedContext:
         """Make a context that requests can continue from: `manager.add_request(question_ids, context=...)`.
@@ -65,11 +59,9 @@ class PagedBatching:
             generation_config = model.generation_config
         if generation_config.eos_token_id is None:
             generation_config.eos_token_id = -1  # -1 means none here
-        self._latest = BoundedManager(
-            model, generation_config, continuous_batching_config, workload_hints, self.options
-        )
-        self._managers.add(self._latest)
-        return self._latest
+        manager = BoundedManager(model, generation_config, continuous_batching_config, workload_hints, self.options)
+        self._managers.add(manager)
+        return manager
 
     def close(self, hard: bool = False) -> None:
         """Wait until all requests have ended (or fail them, if `hard`), and drop the managers."""
@@ -109,7 +101,7 @@ def paged_batching(
             `block_size` is the unit of eviction and independent of `page_size`, the unit of memory.
 
     Yields:
-        A `PagedBatching`, whose `stats()` reports what live requests hold.
+        A `PagedBatching`.
 
     Raises:
         UnsupportedTransformersError: this transformers release lacks something that serving uses.

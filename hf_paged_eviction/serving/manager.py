@@ -18,10 +18,8 @@ from .contract import MANAGER, PROCESSOR, check_attributes
 from .failures import IsolatedRouter, update_each
 from .options import ServingOptions
 from .probe import check_takes_pages
-from .prompt_logits import PromptLogits
 from .sampling import Sampler, SamplingProcessor
 from .scheduler import FixedCutScheduler
-from .stats import BatchingStats, RequestStats
 
 
 class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
@@ -48,7 +46,6 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         options: ServingOptions,
     ) -> None:
         self.options = options
-        self._last, self._prompt_logits = BatchingStats(), PromptLogits()
         self._shares = continuous_batching_config is None or bool(continuous_batching_config.allow_block_sharing)
         config = options.configure(continuous_batching_config, model.device, model.dtype)
         super().__init__(model, generation_config, config, workload_hints)
@@ -75,14 +72,12 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         if original != IN_PAGES:
             model.set_attn_implementation(IN_PAGES)
             self._original_attn_impl = original
-        self._prompt_logits.install(model)
 
     def _restore_attention(self) -> None:
         """Set the model to the attention implementation that it had before this manager was made."""
         if self._original_attn_impl is not None:
             self.model.set_attn_implementation(self._original_attn_impl)
             self._original_attn_impl = None
-        self._prompt_logits.remove()
 
     def _offer_sampling(self) -> None:
         processors = self.logit_processor
@@ -167,54 +162,22 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
             self.options.check_room(self.continuous_batching_config, self.model.dtype)
             bounded = BoundedAllocator.install(processor.cache, self.options, self._shares)
             vocabulary = self.model.get_input_embeddings().num_embeddings
-            cut, logits = self.options.prefill_chunk_size, self._prompt_logits
             self._sampling.failure = bounded.failure
-            stock, router = processor.scheduler, self.output_router
-            processor.scheduler = FixedCutScheduler(stock, bounded, cut, vocabulary, logits, router)
+            processor.scheduler = FixedCutScheduler(processor.scheduler, bounded, vocabulary, self.output_router)
             processor.offloading_manager.scheduler = processor.scheduler
             update_each(processor)
         return processor
 
-    def stop(self, *args: Any, **kwargs: Any) -> None:
-        """Stop the generation thread, see `ContinuousBatchingManager.stop`."""
-        processor = self.batch_processor
-        super().stop(*args, **kwargs)
-        self._last = _stats(processor) if processor is not None else self._last
+    @property
+    def scheduler(self) -> FixedCutScheduler | None:
+        """The scheduler of the requests; None before the start and after the end."""
+        scheduler = getattr(self.batch_processor, "scheduler", None)
+        return scheduler if isinstance(scheduler, FixedCutScheduler) else None
 
     def close(self, hard: bool) -> None:
         """Wait until all requests have ended (or fail them, if `hard`), and free the memory."""
         if self.is_running():
             self.stop(hard_stop=hard)
         self._restore_attention()  # a manager that never started does not stop
-        self._last, self.batch_processor = self.stats(), None
+        self.batch_processor = None
         self.destroy()
-
-    def stats(self) -> BatchingStats:
-        """Return what live requests hold, as of the last step."""
-        processor = self.batch_processor
-        return self._last if processor is None else _stats(processor)
-
-
-def _stats(processor: ContinuousBatchProcessor) -> BatchingStats:
-    scheduler = processor.scheduler
-    if not isinstance(scheduler, FixedCutScheduler):
-        return BatchingStats()  # the manager is still being made
-    bounded = scheduler.bounded
-    # Copied at once, because the generation thread goes on.
-    requests = tuple(
-        RequestStats(name, request.seen, request.seen - request.evicted, request.evicted, request.pages)
-        for name, request in bounded.requests.copy().items()
-    )
-    return BatchingStats(
-        requests,
-        waiting=len(scheduler.waiting_requests),
-        admitted=bounded.admitted,
-        refused=scheduler.refused,
-        evicted=bounded.evicted + sum(request.evicted for request in requests),
-        pages=bounded.num_blocks,
-        pages_in_use=bounded.pages_in_use,
-        kept_bytes=bounded.prefixes.bytes,
-        shared=bounded.prefixes.hits,
-        page_size=bounded.page_tokens,
-        steps=bounded.steps,
-    )

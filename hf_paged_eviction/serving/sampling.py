@@ -17,8 +17,7 @@ class Sampler(Protocol):
     """Chooses the tokens of one request, such as `hf_paged_eviction_server.sampling.Sampler`.
 
     Attributes:
-        reads_prompt: whether `note_prompt` is called. The whole prompt is then read, even if an earlier request has
-            read it.
+        reads_prompt: whether the whole prompt is read, even if an earlier request has read it.
     """
 
     @property
@@ -30,8 +29,11 @@ class Sampler(Protocol):
     def choose(self, logits: Tensor, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
         """Choose the next token, `[1]` int64, by logits `[vocabulary]` float32 and the tokens so far."""
 
-    def note_prompt(self, logits: Tensor, tokens: Sequence[int]) -> None:
-        """Note the logits `[n, vocabulary]` of any type for these following tokens of the prompt."""
+
+def reads_prompt(state: Any) -> bool:
+    """Whether a request has a sampler for which the whole prompt is read."""
+    sampler = state.logit_processor_kwargs.get("sampler")
+    return sampler is not None and sampler.reads_prompt
 
 
 class SamplingProcessor(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]

@@ -7,7 +7,7 @@ from transformers.generation.continuous_batching.scheduler import FIFOScheduler,
 
 from .allocator import BoundedAllocator, Start
 from .failures import IsolatedRouter, log_failure
-from .prompt_logits import PromptLogits, Reading, wants_prompt_logits
+from .sampling import reads_prompt
 
 _Batch = tuple[list[FutureRequestState] | None, bool, int, int]
 
@@ -24,30 +24,22 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
     Attributes:
         bounded: allocator of the pages of layers that evict.
         refused: number of refused requests.
+        batch: the requests of the present forward, in the order of their tokens.
 
     Args:
         stock: transformers' scheduler, which this one replaces.
         bounded: see above.
-        cut: number of tokens between two cuts.
         vocabulary: number of token ids of the model.
-        logits: gets the parts of prompts whose log probabilities are requested.
         router: gets the results of requests that failed.
     """
 
-    def __init__(
-        self,
-        stock: Scheduler,
-        bounded: BoundedAllocator,
-        cut: int,
-        vocabulary: int,
-        logits: PromptLogits,
-        router: IsolatedRouter,
-    ) -> None:
+    def __init__(self, stock: Scheduler, bounded: BoundedAllocator, vocabulary: int, router: IsolatedRouter) -> None:
         super().__init__(stock.cache, stock.safety_margin, stock.max_requests_per_batch)
         self.refused = 0
         self._not_here_yet: set[str] = set()
-        self.bounded, self._cut_at, self._vocabulary = bounded, cut, vocabulary
-        self._logits, self._router = logits, router
+        self.bounded, self._cut_at = bounded, bounded.options.prefill_chunk_size
+        self._vocabulary, self._router = vocabulary, router
+        self.batch: list[FutureRequestState] = []
 
     # ---- admission ------------------------------------------------------------------------------------------------
 
@@ -103,9 +95,8 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
             if (error := self.bounded.failure(state.request_id)) is not None:
                 self.end(state, error)
         self._look_for_room()
-        self._batch: list[FutureRequestState] = []
-        self._most, self._left, self._read = token_budget, token_budget, 0
-        self._logits.readings = []
+        self.batch = []
+        self._left, self._read, self._reads_prompt = token_budget, 0, False
         active = list(self.active_requests.values())
         answering = [state for state in active if state.status == RequestStatus.DECODING]
         reading = [state for state in active if state.status == RequestStatus.PREFILLING]
@@ -123,8 +114,8 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
             self._fail(waiting.popleft(), MemoryError("even the empty cache has no room for it"))
             while self._take_first(waiting):
                 pass
-        self._cleanup_waiting_queue({future.state.request_id for future in self._batch})
-        return self._batch, False, token_budget - self._left, self._read
+        self._cleanup_waiting_queue({future.state.request_id for future in self.batch})
+        return self.batch, False, token_budget - self._left, self._read
 
     def _take_first(self, states: "list[RequestState] | deque[RequestState]") -> bool:
         """Take the first of these requests into the batch and out of the list; False if it does not fit."""
@@ -158,23 +149,24 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
         self._look_for_room()
 
     def _add(self, state: RequestState) -> bool:
-        if self._logits.readings and state.status != RequestStatus.DECODING and wants_prompt_logits(state):
-            return False  # one chunk is enough for a forward
+        wants = state.status != RequestStatus.DECODING and reads_prompt(state)
+        if wants and self._reads_prompt:
+            return False  # the logits of one chunk are enough for a forward
         start = self.bounded.prepare(state) if state.status == RequestStatus.PENDING else None
         count = self._next(state, start.read if start else 0)
-        if count > self._left or len(self._batch) == self.max_requests_per_batch:
+        if count > self._left or len(self.batch) == self.max_requests_per_batch:
             return False
         if start is not None and not self._admit(state, start, count):
             return False
         allocators = self.cache.cache_allocators.values()
         read = max(allocator.get_seqlen_k(state.position_offset, count) for allocator in allocators) - count
-        reading = self._cut(state, count)
+        self._cut(state, count)
         future = FutureRequestState(state, not state.remaining_prefill_tokens, {}, count)
         self.bounded.plan(state.request_id, count)  # nothing fails from here on, or others would get its tokens
-        self._logits.readings += reading
+        self._reads_prompt |= wants
         self._read += read
         self._left -= count
-        self._batch.append(future)
+        self.batch.append(future)
         return True
 
     def _next(self, state: RequestState, skipped: int) -> int:
@@ -196,14 +188,10 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
         self.active_requests[state.request_id] = self.waiting_requests.pop(state.request_id)
         return True
 
-    def _cut(self, state: RequestState, count: int) -> list[Reading]:
-        """The next tokens of a request are its next `count`. Returns those whose log probabilities are requested."""
+    def _cut(self, state: RequestState, count: int) -> None:
+        """The next tokens of a request are its next `count`."""
         if state.status == RequestStatus.DECODING:
-            return []
-        rest, reading = state.remaining_prefill_tokens, []
-        if wants_prompt_logits(state):
-            sampler, first = state.logit_processor_kwargs["sampler"], self._most - self._left
-            reading = [Reading(self.bounded.requests[state.request_id], sampler, first, rest[1 : count + 1])]
+            return
+        rest = state.remaining_prefill_tokens
         state.tokens_to_process, state.remaining_prefill_tokens = rest[:count], rest[count:]
         state.status = RequestStatus.DECODING if count == len(rest) else RequestStatus.PREFILLING
-        return reading

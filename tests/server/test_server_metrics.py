@@ -16,8 +16,8 @@ def metrics() -> dict[str, Any]:
     pytest.importorskip("prometheus_client", reason="the extra `serve` is not installed")
     from prometheus_client.parser import text_string_to_metric_families
 
-    from hf_paged_eviction.serving import BatchingStats
     from hf_paged_eviction_server.metrics import Meter
+    from hf_paged_eviction_server.stats import BatchingStats
 
     meter = Meter(BatchingStats)
     for end in ("stop", "length", "cancelled", "failed"):

@@ -14,6 +14,7 @@ import torch
 
 import driving
 from driving import alone, batching, model_of, pool, texts
+from hf_paged_eviction_server.prompt_logits import PromptLogits
 from hf_paged_eviction_server.sampling import Sampler, Sampling
 
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
@@ -74,7 +75,10 @@ class OddError(Exception):
 def answers(options: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """What each request is given, and what is left of them."""
     prompts = [*texts(LENGTHS), texts(LENGTHS)[0]]
-    with batching(model_of(), pool(6, allow_block_sharing=True), prefix_cache="1MiB", **options) as turned:
+    with (
+        batching(model_of(), pool(6, allow_block_sharing=True), prefix_cache="1MiB", **options) as turned,
+        PromptLogits(turned.manager),
+    ):
         for at, prompt in enumerate(prompts[:-1]):
             settings = Sampling(temperature=0.7 if at == 3 else 0.0, seed=at, logprobs=1, prompt_logprobs=at == 2)
             try:
@@ -84,7 +88,7 @@ def answers(options: dict[str, Any]) -> tuple[dict[str, Any], Any]:
         turned.run()
         turned.add("4", prompts[-1], NEW, sampler=Sampler(Sampling()))
         turned.run()
-        left = turned.manager.stats().pages_in_use, turned.free, list(turned.processor.scheduler.active_requests)
+        left = turned.stats.pages_in_use, turned.free, list(turned.processor.scheduler.active_requests)
         return dict(turned.answers), left
 
 
@@ -209,7 +213,7 @@ def test_logits_that_are_no_numbers_are_of_one_request(monkeypatch: pytest.Monke
             for at, prompt in enumerate(prompts):
                 turned.add(str(at), prompt, 6)
             turned.run()
-            assert turned.manager.stats().pages_in_use == 0
+            assert turned.stats.pages_in_use == 0
     finally:
         hook.remove()
     texts_of = [answer for answer in turned.answers.values() if isinstance(answer, str)]
@@ -229,7 +233,7 @@ def test_a_closed_loop_is_of_one_request() -> None:
         for at, prompt in enumerate(prompts):
             turned.add(str(at), prompt, NEW, streaming=True)
         turned.run()
-        assert turned.manager.stats().pages_in_use == 0
+        assert turned.stats.pages_in_use == 0
     assert turned.answers == {"1": alone(model_of(), prompts[1], NEW, **OPTIONS)}
 
 
@@ -294,7 +298,7 @@ def test_wrong_arguments_reach_nobody_else(name: str) -> None:
             with suppress(TypeError, ValueError):
                 added.append(turned.manager.add_request(**arguments))
         turned.run()
-        assert turned.manager.stats().pages_in_use == 0 and turned.free == 8
+        assert turned.stats.pages_in_use == 0 and turned.free == 8
     assert turned.answers["right"] == alone(model_of(), prompts[0], NEW, **OPTIONS)
     assert set(turned.answers) == {"right", *added}
 

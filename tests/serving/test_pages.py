@@ -143,7 +143,7 @@ def test_what_cannot_be_served_fails_alone() -> None:
             turned.add(name, tokens, new)
         turned.run()
         assert turned.free == 3 * BOUND
-        assert turned.manager.stats().refused == len(BAD)
+        assert turned.stats.refused == len(BAD)
     assert turned.answers["good"] == alone(model_of(), prompt, 12, **OPTIONS)
     for name, (_, _, reason) in BAD.items():
         assert reason in str(turned.answers[name])
@@ -191,7 +191,7 @@ def test_stats() -> None:
             turned.add(str(at), prompt, 12)
         for _ in range(5):
             turned.step()
-        stats = turned.manager.stats()
+        stats = turned.stats
         first = stats.requests[0]
         assert (first.request_id, first.held, first.pages, first.seen - first.evicted) == ("0", 32, BOUND, 32)
         assert (stats.live, stats.waiting, stats.pages, stats.page_size, stats.steps) == (2, 1, 2 * BOUND, 8, 5)
@@ -200,5 +200,5 @@ def test_stats() -> None:
         assert "2 live, 1 waiting" in str(stats)
         turned.run()
         seen = [40 + 11, 9 + 11, 20 + 11]
-        assert turned.manager.stats().evicted == sum(max(tokens - 32, 0) for tokens in seen)
-        assert turned.manager.stats().admitted == 3
+        assert turned.stats.evicted == sum(max(tokens - 32, 0) for tokens in seen)
+        assert turned.stats.admitted == 3

@@ -244,7 +244,6 @@ def test_leaving_restores() -> None:
     after = model.generate_batch(prompts, generation_config=greedy(6), continuous_batching_config=pool(16, tokens=128))
     tokens = [[output.generated_tokens for output in outputs.values()] for outputs in (plain, bounded, after)]
     assert tokens[0] == tokens[2] != tokens[1]
-    assert running.stats().evicted == sum(len(prompt) + 5 - 32 for prompt in prompts)
 
 
 @served

@@ -15,6 +15,7 @@ from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 
 if not driving.UNSERVED:
+    from hf_paged_eviction_server.prompt_logits import PromptLogits
     from hf_paged_eviction_server.sampling import Sampler, Sampling
 
 OPTIONS: dict[str, Any] = {"budget": 32, "block_size": 4, "policy": "keydiff"}
@@ -37,7 +38,7 @@ def test_as_alone(family: str) -> None:
     """Beside requests that ask for none; the answers are the same, too."""
     prompts = texts(LENGTHS)
     samplers = [Sampler(Sampling(logprobs=2, prompt_logprobs=at != 4)) for at in range(len(prompts))]
-    with batching(model_of(family), pool(8), **OPTIONS) as turned:
+    with batching(model_of(family), pool(8), **OPTIONS) as turned, PromptLogits(turned.manager):
         for at, prompt in enumerate(prompts):
             turned.add(str(at), prompt, 6, sampler=samplers[at])
         turned.run()
@@ -59,7 +60,7 @@ def test_a_model_that_makes_all_logits(keeps: bool, monkeypatch: pytest.MonkeyPa
     model, prompt = driving.models.build("llama").double(), texts([40])[0]
     monkeypatch.setattr(type(model), "_supports_logits_to_keep", lambda model: keeps, raising=False)
     sampler = Sampler(Sampling(logprobs=0, prompt_logprobs=True))
-    with batching(model, pool(8), **OPTIONS) as turned:
+    with batching(model, pool(8), **OPTIONS) as turned, PromptLogits(turned.manager):
         turned.add("0", prompt, 3, sampler=sampler)
         turned.run()
     rows = slow("llama", prompt, **OPTIONS)
@@ -71,7 +72,7 @@ def test_a_model_that_makes_all_logits(keeps: bool, monkeypatch: pytest.MonkeyPa
 def test_one_chunk_in_a_forward() -> None:
     """So that logits of many prompts do not stand in memory at once."""
     samplers = [Sampler(Sampling(logprobs=0, prompt_logprobs=True)) for _ in range(3)]
-    with batching(model_of(), pool(8, tokens=64), **OPTIONS) as turned:
+    with batching(model_of(), pool(8, tokens=64), **OPTIONS) as turned, PromptLogits(turned.manager):
         for at, sampler in enumerate(samplers):
             turned.add(str(at), texts([16])[0], 9, sampler=sampler)
         turned.add("plain", texts([16])[0], 9)
@@ -84,17 +85,17 @@ def test_one_chunk_in_a_forward() -> None:
 
 def test_what_was_read_before_is_read_again() -> None:
     prompt = texts([70])[0]
-    with batching(model_of(), pool(8, allow_block_sharing=True), **OPTIONS) as turned:
+    with batching(model_of(), pool(8, allow_block_sharing=True), **OPTIONS) as turned, PromptLogits(turned.manager):
         logprobs = []
         for at in range(3):
             sampler = Sampler(Sampling(logprobs=0, prompt_logprobs=at > 0))
             turned.add(str(at), prompt, 3, sampler=sampler)
             turned.run()
             logprobs.append(sampler.read)
-        assert turned.manager.stats().shared == 0
+        assert turned.stats.shared == 0
         turned.add("again", prompt, 3)
         turned.run()
-        assert turned.manager.stats().shared == 64
+        assert turned.stats.shared == 64
     assert logprobs[0] == [] and len(logprobs[1]) == 69 and logprobs[1] == logprobs[2]
 
 
@@ -102,9 +103,22 @@ def test_a_forward_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of it is left for the next one."""
     model = driving.models.build("llama").double()
     sampler = Sampler(Sampling(logprobs=0, prompt_logprobs=True))
-    with batching(model, pool(8), **OPTIONS) as turned:
+    with batching(model, pool(8), **OPTIONS) as turned, PromptLogits(turned.manager):
         turned.add("0", texts([40])[0], 3, sampler=sampler)
         monkeypatch.setattr(model.model, "forward", lambda *args, **inputs: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             turned.step()
-        assert turned.manager._prompt_logits.readings == [] == sampler.read
+        assert sampler.read == []
+        monkeypatch.undo()
+        turned.step()
+        assert len(sampler.read) == CHUNK
+
+
+def test_without_the_logits() -> None:
+    """It fails, and does not leave them out."""
+    with batching(model_of(), pool(8), **OPTIONS) as turned:
+        turned.add("0", texts([40])[0], 3, sampler=Sampler(Sampling(logprobs=0, prompt_logprobs=True)))
+        turned.add("1", texts([40])[0], 3)
+        turned.run()
+    assert "PromptLogits" in turned.answers["0"]
+    assert turned.answers["1"] == alone(model_of(), texts([40])[0], 3, **OPTIONS)

@@ -1,6 +1,7 @@
 """Counts of live requests and of what they hold."""
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,32 @@ class BatchingStats:
     shared: int = 0
     page_size: int = 0
     steps: int = 0
+
+    @classmethod
+    def of(cls, manager: Any) -> "BatchingStats":
+        """The requests of a manager of `paged_batching`; nothing before it starts and after it stops."""
+        scheduler = manager.scheduler
+        if scheduler is None:
+            return cls()
+        bounded = scheduler.bounded
+        # Copied at once, because the generation thread goes on.
+        requests = tuple(
+            RequestStats(name, request.seen, request.seen - request.evicted, request.evicted, request.pages)
+            for name, request in bounded.requests.copy().items()
+        )
+        return cls(
+            requests,
+            waiting=len(scheduler.waiting_requests),
+            admitted=bounded.admitted,
+            refused=scheduler.refused,
+            evicted=bounded.evicted + sum(request.evicted for request in requests),
+            pages=bounded.num_blocks,
+            pages_in_use=bounded.pages_in_use,
+            kept_bytes=bounded.prefixes.bytes,
+            shared=bounded.prefixes.hits,
+            page_size=bounded.page_tokens,
+            steps=bounded.steps,
+        )
 
     @property
     def live(self) -> int:
