@@ -22,6 +22,8 @@ from .integration.cache_argument import (  # models name it two ways
     cache_kwargs,
     unwrapped,
 )
+from .integration.contract import in_words
+from .integration.contract import moved as moved_parts
 from .integration.feeding import feed  # one forward with a padding mask, in any release
 from .integration.heads import LocalHeads
 from .integration.kept_state import forget_last_text
@@ -162,11 +164,13 @@ __all__ = [
     "fold",
     "forget_last_text",
     "gather_slots",
+    "in_words",
     "inside",
     "is_latent_attention",
     "join",
     "map_tensors",
     "model_fingerprint",
+    "moved_parts",
     "name_calibration",
     "overheard",
     "paged_eviction_attention",

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
@@ -230,12 +229,6 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         """Number of pages that belong to requests."""
         return sum(map(len, self.block_table.copy().values()))
 
-    def fork_blocks(
-        self, source_request_id: str, dest_request_id: str, past_length: int
-    ) -> tuple[list[int], list[int]]:
-        """Not supported: children read their prompt themselves, see `BoundedManager.add_request`."""
-        raise NotImplementedError("Requests cannot be forked when tokens are evicted.")
-
     # ---- a forward ------------------------------------------------------------------------------------------------
 
     def get_seqlen_k(self, past_length: int, query_length: int) -> int:
@@ -300,11 +293,3 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
     def attend(self, layer_idx: int, query: Tensor, logits: Logits) -> Tensor:
         """Attention of the new tokens, see `StockStep.attend`."""
         return self._step.attend(self._place[layer_idx], query, logits)
-
-    def fill_block_table(self, request_id: str, past_length: int, query_length: int, block_table: Tensor) -> None:
-        """Not supported, because a kernel with block tables writes new tokens at the end."""
-        raise NotImplementedError("Block tables cannot be used when tokens are evicted.")
-
-    def get_cache_for_block_table(self, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Not supported, see `fill_block_table`."""
-        raise NotImplementedError("Block tables cannot be used when tokens are evicted.")

@@ -4,92 +4,54 @@ A release is refused only if a class, method, field or attribute is missing, or 
 arguments of a call. Other releases are served; those that were not tested with a warning.
 """
 
-import inspect
 import warnings
-from collections.abc import Callable
 from functools import cache
-from importlib import import_module
 from operator import attrgetter
-from typing import Any
 
 import transformers
 
-from ..integration import versions
+from ..integration import contract, versions
 
 #: Releases of transformers that the tests of serving were run with.
 TESTED = versions.SERVING
 
-_PACKAGE = "transformers.generation.continuous_batching"
-
-#: Methods that are called or overridden, and the parameters that they take; `__init__` stands for the call of a class.
-METHODS = {
-    "cache.PagedAttentionCache": {"can_store_request_tokens": "state request_len"},
-    "cache_allocators.FullAttentionCacheAllocator": {
-        "__init__": "index config num_key_value_heads cache_dtype page_size layer_indices allow_block_sharing",
-        "register_cache_tensor": "bytes_per_sector non_trash_bytes cache_tensor pool",
-        "needs_new_blocks": "request_id past_length query_length",
-        "allocate_cache_to_request": "request_id past_length query_length",
-        "free_blocks": "request_id no_cache",
-        "free_all_requests": "",
-        "get_seqlen_k": "past_length query_length",
-        "get_read_indices": "request_id past_length query_length",
-        "get_write_indices": "request_id past_length query_length",
-        "update": "key_states value_states layer_idx read_index write_index",
-        "fill_block_table": "request_id past_length query_length block_table",
-        "fork_blocks": "source_request_id dest_request_id past_length",
-    },
-    "cache_allocators.CachePool": {
-        "get_free_blocks": "index num_blocks",
-        "count_free_blocks": "index",
-        "free_blocks": "index block_ids",
-    },
-    "scheduler.FIFOScheduler": {
-        "__init__": "cache safety_margin max_requests_per_batch",
-        "schedule_batch": "token_budget cache_budget",
-        "add_waiting_request": "state",
-        "set_request_cancellation": "request_id",
-        "clear_cancelled_requests": "",
-        "_get_waiting_candidates": "",
-        "_cleanup_waiting_queue": "request_ids_to_remove_from_waiting",
-        "_try_to_meet_safety_margin": "",
-    },
-    "requests.FutureRequestState": {"__init__": "state has_new_token complete_blocks query_length"},
-    "continuous_api.ContinuousBatchingManager": {
-        "__init__": "model generation_config continuous_batching_config workload_hints",
-        "_create_batch_processor": "",
-        "add_request": "input_ids request_id max_new_tokens streaming record_timestamps eos_token_id",
-        "cancel_request": "request_id",
-        "register_result_handler": "request_id callback",
-        "switch_to_cb_friendly_attn": "model auto_switch_to_flash",
-        "stop": "block timeout keep_for_next_session hard_stop",
-        "destroy": "",
-    },
-    "continuous_api.ContinuousBatchProcessor": {"update_batch": ""},
-    "input_outputs.ContinuousBatchingIOs": {"prepare_batch_update": ""},
-    "continuous_api.OutputRouter": {
-        "__init__": "",
-        "deliver": "output",
-        "deliver_batch": "outputs",
-        "fail_and_deliver": "state error",
-    },
-    "continuous_api.ContinuousMixin": {
-        "init_continuous_batching": "generation_config continuous_batching_config workload_hints"
-    },
-    "continuous_api.BackgroundThreadStatus": {"can_accept_new_requests": ""},
-    "cb_logits_processors.ContinuousBatchingLogitsProcessorList": {"check_kwargs": "kwargs"},
-    "cb_logits_processors.ContinuousBatchingLogitsProcessor": {
-        "fill_defaults": "int32_tensor",
-        "prepare_tensor_args": "requests_with_new_token",
-        "__call__": "scores tensor_arg",
-    },
-}
-
-#: Fields that are read or set, of classes that declare them.
-FIELDS = {
+#: What is called, overridden, read or set of classes, see `integration/contract.py`; `__init__` is the call of a class.
+USED = {
+    "cache.PagedAttentionCache": "can_store_request_tokens(state,request_len)",
+    "cache_allocators.FullAttentionCacheAllocator": "__init__(index,config,num_key_value_heads,"
+    "cache_dtype,page_size,layer_indices,allow_block_sharing) "
+    "register_cache_tensor(bytes_per_sector,non_trash_bytes,cache_tensor,pool) "
+    "needs_new_blocks(request_id,past_length,query_length) "
+    "allocate_cache_to_request(request_id,past_length,query_length) free_blocks(request_id,no_cache) "
+    "free_all_requests() get_seqlen_k(past_length,query_length) "
+    "get_read_indices(request_id,past_length,query_length) get_write_indices(request_id,past_length,query_length) "
+    "update(key_states,value_states,layer_idx,read_index,write_index)",
+    "cache_allocators.CachePool": "get_free_blocks(index,num_blocks) count_free_blocks(index) "
+    "free_blocks(index,block_ids)",
+    "scheduler.FIFOScheduler": "__init__(cache,safety_margin,max_requests_per_batch) "
+    "schedule_batch(token_budget,cache_budget) add_waiting_request(state) set_request_cancellation(request_id) "
+    "clear_cancelled_requests() _get_waiting_candidates() _cleanup_waiting_queue(request_ids_to_remove_from_waiting) "
+    "_try_to_meet_safety_margin()",
+    "requests.FutureRequestState": "__init__(state,has_new_token,complete_blocks,query_length)",
+    "continuous_api.ContinuousBatchingManager": ""
+    "__init__(model,generation_config,continuous_batching_config,workload_hints) _create_batch_processor() "
+    "add_request(input_ids,request_id,max_new_tokens,streaming,record_timestamps,eos_token_id) "
+    "cancel_request(request_id) register_result_handler(request_id,callback) "
+    "switch_to_cb_friendly_attn(model,auto_switch_to_flash) stop(block,timeout,keep_for_next_session,hard_stop) "
+    "destroy()",
+    "continuous_api.ContinuousBatchProcessor": "update_batch()",
+    "input_outputs.ContinuousBatchingIOs": "prepare_batch_update()",
+    "continuous_api.OutputRouter": "__init__() deliver(output) deliver_batch(outputs) fail_and_deliver(state,error)",
+    "continuous_api.ContinuousMixin": ""
+    "init_continuous_batching(generation_config,continuous_batching_config,workload_hints)",
+    "continuous_api.BackgroundThreadStatus": "can_accept_new_requests()",
+    "cb_logits_processors.ContinuousBatchingLogitsProcessorList": "check_kwargs(kwargs)",
+    "cb_logits_processors.ContinuousBatchingLogitsProcessor": "fill_defaults(int32_tensor) "
+    "prepare_tensor_args(requests_with_new_token) __call__(scores,tensor_arg)",
     "requests.RequestState": "request_id generated_tokens initial_tokens logit_processor_kwargs max_new_tokens "
     "position_offset remaining_prefill_tokens status tokens_to_process _eos_token_ids _new_tokens_limit error",
     "requests.GenerationOutput": "request_id error status",
-    "transformers.ContinuousBatchingConfig": "allow_block_sharing cpu_offload_space decode_compile_config "
+    "continuous_api.ContinuousBatchingConfig": "allow_block_sharing cpu_offload_space decode_compile_config "
     "default_compile_level kv_padding_interval_size max_batch_tokens max_blocks_per_request max_memory_percent "
     "max_requests_per_batch num_blocks page_size q_padding_interval_size safety_margin scheduler_type "
     "use_async_batching use_cuda_graph varlen_compile_config",
@@ -138,68 +100,19 @@ def _warn_untested() -> None:
 
 
 def _refuse_moved(changes: list[str]) -> None:
-    """Raise if there are changes, in words.
-
-    Raises:
-        UnsupportedTransformersError: with what has moved, and the releases that were tested.
-    """
     if not changes:
         return
     raise UnsupportedTransformersError(
         f"Serving uses private parts of transformers' continuous batching, which change between releases. In the "
-        f"installed release {transformers.__version__} {'; '.join(changes[:3])}"
-        f"{f'; and {len(changes) - 3} more' if len(changes) > 3 else ''}. Tested releases: {', '.join(TESTED)}; "
-        f"pip install transformers=={TESTED[-1]}. (PagedEvictionCache itself works with all releases from "
-        f"{versions.OLDEST}.)"
+        f"installed release {transformers.__version__} {contract.in_words(changes)}. Tested releases: "
+        f"{', '.join(TESTED)}; pip install transformers=={TESTED[-1]}. (PagedEvictionCache itself works with all "
+        f"releases from {versions.OLDEST}.)"
     )
 
 
 def moved() -> list[str]:
     """Descriptions of what serving uses and the installed transformers release lacks; empty if nothing is missing."""
-    tables: list[tuple[dict[str, Any], Callable[[type, Any], list[str]]]]
-    tables = [(METHODS, _changed_methods), (FIELDS, _missing_fields)]
-    return [
-        change for table, compare in tables for path, used in table.items() for change in _changes(path, used, compare)
-    ]
-
-
-def _changes(path: str, used: Any, compare: Callable[[type, Any], list[str]]) -> list[str]:
-    module, name = (path if path.startswith("transformers.") else f"{_PACKAGE}.{path}").rsplit(".", 1)
-    try:
-        return compare(getattr(import_module(module), name), used)
-    except (ImportError, AttributeError) as error:
-        return [f"{module}.{name} is gone ({error})"]
-
-
-def _changed_methods(owner: type, methods: dict[str, str]) -> list[str]:
-    """Methods of a class that are gone, or no longer take these parameters and nothing else that is required."""
-    changes = []
-    for method, wanted in methods.items():
-        name, called = f"{owner.__name__}.{method}", getattr(owner, method, None)
-        if called is None:
-            changes.append(f"{name} is gone")
-        elif not _takes(called, wanted.split()):
-            parameters = [parameter for parameter in inspect.signature(called).parameters if parameter != "self"]
-            changes.append(f"{name} takes ({' '.join(parameters)}), not ({wanted})")
-    return changes
-
-
-def _takes(called: Callable[..., Any], wanted: list[str]) -> bool:
-    parameters = [value for name, value in inspect.signature(called).parameters.items() if name != "self"]
-    optional = parameters[len(wanted) :]
-    return [parameter.name for parameter in parameters[: len(wanted)]] == wanted and all(
-        parameter.default is not parameter.empty or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        for parameter in optional
-    )
-
-
-def _missing_fields(owner: type, fields: str) -> list[str]:
-    declared = inspect.get_annotations(owner)
-    return [
-        f"{owner.__name__}.{field} is gone"
-        for field in fields.split()
-        if field not in declared and not hasattr(owner, field)
-    ]
+    return contract.moved("transformers.generation.continuous_batching", USED)
 
 
 def check_attributes(owner: object, paths: str) -> None:

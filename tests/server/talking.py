@@ -79,8 +79,9 @@ def serving(**options: Any) -> Iterator[Any]:
 
 
 def manager() -> Any:
-    """That of the server that was started last."""
-    return vars(embedded()[0])["init_continuous_batching"].__self__._latest
+    """That of the server that runs."""
+    (running,) = vars(embedded()[0])["init_continuous_batching"].__self__._managers
+    return running
 
 
 @contextmanager

@@ -132,7 +132,7 @@ def test_one_that_fails_ends_alone(new: int) -> None:
         for at, prompt in enumerate(prompts):
             turned.add(str(at), prompt, new, sampler=samplers[at])
         turned.run()
-        assert turned.manager.stats().pages_in_use == 0
+        assert turned.stats.pages_in_use == 0
         assert turned.free == 8
     assert turned.answers["1"] == "its sampler failed: no luck"
     assert turned.answers["2"].startswith(f"its sampler failed: logit_bias: {broken} is not a token")

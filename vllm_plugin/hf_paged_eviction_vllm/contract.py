@@ -4,11 +4,10 @@ A release is refused only if a class, method, field or parameter is missing. Oth
 not tested, with a line in the log.
 """
 
-import inspect
 import logging
-from dataclasses import fields, is_dataclass
 from functools import cache
-from pydoc import ErrorDuringImport, locate
+
+from hf_paged_eviction.internals import in_words, moved_parts
 
 logger = logging.getLogger("vllm.paged_eviction")
 
@@ -18,24 +17,25 @@ TESTED = ("0.32",)
 #: What is called, overridden or read: members of classes and modules, methods with the parameters that they must have.
 USED = {
     "v1.kv_cache_spec_registry.KVCacheSpecRegistry": "_ensure_registered "
-    "register(kvcache_spec_cls,manager_class,uniform_type_base_spec)",
-    "v1.attention.backend.AttentionBackend": "customize_spec(spec) get_impl_cls get_builder_cls",
-    "v1.attention.backend.AttentionMetadataBuilder": "__init__(kv_cache_spec,layer_names,vllm_config,device) "
-    "build(common_prefix_len,common_attn_metadata,fast_build)",
-    "v1.core.single_type_kv_cache_manager.FullAttentionManager": "__init__(kv_cache_spec,block_pool,enable_caching) "
-    "get_num_blocks_to_allocate(request_id,num_tokens,total_computed_tokens,apply_admission_cap) "
-    "find_longest_cache_hit(kv_cache_group_ids) cache_blocks(request,num_tokens) pop_blocks_for_free(request_id) "
-    "remove_skipped_blocks(request_id,processed_computed_tokens) "
-    "_remove_blocks_in_range(request_id,first_block,last_block)",
-    "v1.kv_cache_interface.FullAttentionSpec": "merge(specs) max_memory_usage_bytes(vllm_config) "
-    "is_uniform_with_collection(kv_cache_specs) block_size num_kv_heads head_size head_size_v dtype sliding_window",
-    "v1.sample.logits_processor.interface.LogitsProcessor": "update_state(batch_update) validate_params",
+    "register(kvcache_spec_cls,manager_class,uniform_type_base_spec,...)",
+    "v1.attention.backend.AttentionBackend": "customize_spec(spec,...) get_impl_cls get_builder_cls",
+    "v1.attention.backend.AttentionMetadataBuilder": "__init__(kv_cache_spec,layer_names,vllm_config,device,...) "
+    "build(common_prefix_len,common_attn_metadata,fast_build,...)",
+    "v1.core.single_type_kv_cache_manager.FullAttentionManager": "__init__(kv_cache_spec,block_pool,enable_caching,"
+    "...) get_num_blocks_to_allocate(request_id,num_tokens,total_computed_tokens,apply_admission_cap,...) "
+    "find_longest_cache_hit(kv_cache_group_ids,...) cache_blocks(request,num_tokens,...) "
+    "pop_blocks_for_free(request_id,...) "
+    "remove_skipped_blocks(request_id,processed_computed_tokens,...) "
+    "_remove_blocks_in_range(request_id,first_block,last_block,...)",
+    "v1.kv_cache_interface.FullAttentionSpec": "merge(specs,...) max_memory_usage_bytes(vllm_config,...) "
+    "is_uniform_with_collection(kv_cache_specs,...) block_size num_kv_heads head_size head_size_v dtype sliding_window",
+    "v1.sample.logits_processor.interface.LogitsProcessor": "update_state(batch_update,...) validate_params",
     "v1.attention.backend.CommonAttentionMetadata": "query_start_loc query_start_loc_cpu seq_lens num_reqs "
     "num_actual_tokens max_query_len max_seq_len block_table_tensor slot_mapping seq_lens_cpu_upper_bound req_idx",
     "config.VllmConfig": "additional_config cache_config compilation_config kv_transfer_config model_config "
     "parallel_config scheduler_config speculative_config",
-    "v1.attention.backends.registry": "register_backend(backend,class_path)",
-    "v1.sample.logits_processor.builtin": "process_dict_updates(req_entries,batch_update,new_state)",
+    "v1.attention.backends.registry": "register_backend(backend,class_path,...)",
+    "v1.sample.logits_processor.builtin": "process_dict_updates(req_entries,batch_update,new_state,...)",
 }
 
 
@@ -56,7 +56,7 @@ def check_vllm() -> None:
     if missing:
         raise UnsupportedVllmError(
             f"paged_eviction uses parts of vLLM that change between releases. In the installed release {__version__} "
-            f"{'; '.join(missing[:3])}{f'; and {len(missing) - 3} more' if len(missing) > 3 else ''}. Tested releases: "
+            f"{in_words(missing)}. Tested releases: "
             f"{', '.join(TESTED)}. Install one of these, or start vLLM without the setting paged_eviction."
         )
     if not any(__version__ == tested or __version__.startswith(tested + ".") for tested in TESTED):
@@ -67,21 +67,4 @@ def check_vllm() -> None:
 
 def moved() -> list[str]:
     """Descriptions of what the installed vLLM lacks; empty if nothing is missing."""
-    changes: list[str] = []
-    for path, members in USED.items():
-        try:
-            owner = locate(f"vllm.{path}")
-        except ErrorDuringImport as error:
-            changes.append(f"{path} cannot be imported ({error})")
-            continue
-        known = {field.name for field in fields(owner)} if is_dataclass(owner) else set()
-        for member in members.split():
-            name, _, parameters = member.rstrip(")").partition("(")
-            called = getattr(owner, name, None)
-            if called is None and name not in known:
-                changes.append(f"{path}.{name} is gone")
-            elif parameters:
-                there = inspect.signature(called).parameters  # type: ignore[arg-type]
-                missing = [parameter for parameter in parameters.split(",") if parameter not in there]
-                changes += [f"{path}.{name} takes no {', '.join(missing)}"] if missing else []
-    return changes
+    return moved_parts("vllm", USED)
