@@ -81,7 +81,7 @@ class Engine:
         try:
             options.sizes_of(budget, context)
             param = "protect"
-            options.spans(prompt.protected, context, budget)
+            options.spans_of(prompt.protected, budget, context)
         except (TypeError, ValueError) as error:
             raise Refused.of(param, error) from error
 

@@ -107,7 +107,7 @@ def _check_early(options: ServeOptions, settings: Settings) -> None:
     try:
         check_transformers()
         config, dtype = load_config(settings), resolve_dtype(settings)
-        checked = ServingOptions.check(config, **options.batching_arguments)
+        checked = ServingOptions(config, **options.batching_arguments)
         if isinstance(dtype, str):
             dtype = config.dtype or torch.get_default_dtype()
         checked.configure(_pool(options, checked, dtype), settings.device, dtype)

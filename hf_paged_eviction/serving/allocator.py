@@ -139,7 +139,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         """Prepare the start of a waiting request; `allocate_cache_to_request` uses it when the request is admitted."""
         kwargs, prompt = state.logit_processor_kwargs, state.initial_tokens
         brought, budget = kwargs.get("context"), kwargs.get("budget")
-        spans, shares = self.options.spans(kwargs.get("protect"), brought, budget), self._shares_of(budget)
+        spans, shares = self.options.spans_of(kwargs.get("protect"), budget, brought), self._shares_of(budget)
         salt = f"{kwargs.get('salt') or ''} {shares.capacity} {shares.least(spans)}"
         digests = () if brought else self.prefixes.digests(prompt, spans, salt)
         prefix = None if reads_prompt(state) else self.prefixes.match(digests, len(prompt) - 1)
@@ -182,7 +182,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         blocks = self.block_table[request_id] = self.pool.get_free_blocks(self.index, count)
         start = self._starts.pop(request_id, None)
         if start is None:  # tokens that no scheduler chose, to warm up
-            start = Start(self._request(request_id, count, self._shares_of(None), self.options.spans()))
+            start = Start(self._request(request_id, count, self._shares_of(None), self.options.spans_of()))
         request, table = start.request, self.request_table
         if not self._free_rows:
             more = 2 * max(self._rows, 4)

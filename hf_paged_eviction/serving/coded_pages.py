@@ -46,7 +46,7 @@ class CodedPages(StockPages):
         self.keys = self.values = states.view(torch.int64).flatten()
         self.codecs = [store.codecs for store in stores]
         self.layout = RecordLayout.of(self.codecs[0], heads // sets, dim)
-        self.page_tokens = page_tokens(stores[0], states[:1, :, None], sets, page_size)
+        self.page_tokens = self.layout.per_page(page_size, states.element_size())
         self._row_words = heads * dim * states.element_size() // WORD
         self._of_set = torch.arange(len(stores) * sets, device=self.device) * (self.page_tokens * self.layout.words)
         self._word = torch.arange(self.layout.words, device=self.device)
@@ -255,13 +255,6 @@ class CodedPages(StockPages):
     def put(self, layer: int, places: Tensor, picked: tuple[Tensor, ...]) -> None:
         """See `Pages.put`."""
         self._write(places, *picked)
-
-
-def page_tokens(store: CodedStore, like: Tensor, sets: int, page_size: int) -> int:
-    """Number of tokens of each layer whose records fit into a page for `page_size` tokens of states like these,
-    `[1, kv_heads, 1, dim]`."""
-    layout = RecordLayout.of(store.codecs, like.shape[1] // sets, like.shape[-1])
-    return 2 * page_size * like.numel() * like.element_size() // (sets * layout.words * WORD)
 
 
 def _of(exact: Exact, number: int) -> Exact:

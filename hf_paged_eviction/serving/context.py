@@ -108,7 +108,7 @@ def paged_batching(
         TypeError, ValueError: the options or the model cannot work; the message says what would.
     """
     check_transformers()
-    from .options import ServingOptions, refuse_parallel
+    from .options import ServingOptions
 
     if _ENTRY in vars(model):
         raise ValueError("This model is already inside a paged_batching block. Leave that block first.")
@@ -117,8 +117,13 @@ def paged_batching(
             "This model has a cached continuous batching manager without eviction. Call "
             "model.destroy_cached_continuous_batching_manager() first."
         )
-    refuse_parallel(model)
-    checked = ServingOptions.check(
+    mesh = getattr(model, "_device_mesh", None)
+    if mesh is not None and mesh.size() > 1:
+        raise ValueError(
+            f"This model is split over {mesh.size()} processes (tensor parallelism). It is not tested whether all of "
+            "them would evict the same tokens in continuous batching. Run one server per device, behind a router."
+        )
+    checked = ServingOptions(
         model.config, budget=budget, prefill_chunk_size=prefill_chunk_size, prefix_cache=prefix_cache, **options
     )
     batching = PagedBatching(model, checked)

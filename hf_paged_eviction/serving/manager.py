@@ -1,6 +1,7 @@
 """transformers' manager of continuous batching, with a budget for every request."""
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from transformers.generation.continuous_batching.continuous_api import (
 )
 
 from .allocator import BoundedAllocator
-from .arguments import check_arguments, token_ids
 from .attention import IN_PAGES
 from .contexts import ServedContext
 from .contract import MANAGER, PROCESSOR, check_attributes
@@ -50,21 +50,22 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         config = options.configure(continuous_batching_config, model.device, model.dtype)
         super().__init__(model, generation_config, config, workload_hints)
         check_attributes(self, MANAGER)
-        self._check_model()
-        # transformers reads a prompt up to its last token, then forks it. Each child reads the prompt itself here, so
-        # that it is cut as a request alone is.
-        self._children = self.num_return_sequences - 1
-        self.num_return_sequences = 1
-        self._sampling = SamplingProcessor()
-        self._offer_sampling()
-        self.output_router = IsolatedRouter(self.cancel_request)
-
-    def _check_model(self) -> None:
         try:
             check_takes_pages(self.model)
         except ValueError:
             self._restore_attention()
             raise
+        # transformers reads a prompt up to its last token, then forks it. Each child reads the prompt itself here, so
+        # that it is cut as a request alone is.
+        self._children = self.num_return_sequences - 1
+        self.num_return_sequences = 1
+        self._sampling = SamplingProcessor()
+        processors = self.logit_processor
+        processors.logits_processor.append(self._sampling)
+        processors.supported_keys.update(SamplingProcessor.supported_kwargs)
+        processors.tensors_required += 1
+        processors.do_processing = True
+        self.output_router = IsolatedRouter(self.cancel_request)
 
     def switch_to_cb_friendly_attn(self, model: Any, auto_switch_to_flash: bool = True) -> None:
         """Set the attention implementation of the model to the one that reads pages of sets."""
@@ -78,13 +79,6 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         if self._original_attn_impl is not None:
             self.model.set_attn_implementation(self._original_attn_impl)
             self._original_attn_impl = None
-
-    def _offer_sampling(self) -> None:
-        processors = self.logit_processor
-        processors.logits_processor.append(self._sampling)
-        processors.supported_keys.update(SamplingProcessor.supported_kwargs)
-        processors.tensors_required += 1
-        processors.do_processing = True
 
     def add_request(
         self,
@@ -119,18 +113,16 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
                 or too small for the spans.
         """
         kwargs |= dict(zip(("max_new_tokens", "streaming", "record_timestamps", "eos_token_id"), args, strict=False))
-        texts = {"request_id": request_id, "salt": salt, "sampler": sampler, "context": context}
-        check_arguments(kwargs | texts)
-        tokens = token_ids(input_ids)
-        optional = {"context": context, "protect": protect, "salt": salt, "budget": budget}
-        brought = {name: value for name, value in optional.items() if value is not None}
-        self.options.spans(protect, context, budget)
-        chosen = {} if sampler is None else {"sampler": sampler}
-        added: str | None = super().add_request(tokens, request_id, **brought, **chosen, **kwargs)
-        if added is not None:
-            for child in range(self._children):
-                chosen = {} if sampler is None else {"sampler": sampler.sibling(child + 1)}
-                super().add_request(tokens, f"{added}__child#{child}", **brought, **chosen, **kwargs)
+        own = {"sampler": sampler, "context": context, "protect": protect, "salt": salt, "budget": budget}
+        _check_arguments(kwargs | own | {"request_id": request_id})
+        tokens = [_whole("input_ids", token) for token in input_ids]
+        self.options.spans_of(protect, budget, context)
+        kwargs |= {name: value for name, value in own.items() if value is not None}
+        added: str | None = super().add_request(tokens, request_id, **kwargs)
+        for child in range(self._children if added is not None else 0):
+            if sampler is not None:
+                kwargs["sampler"] = sampler.sibling(child + 1)
+            super().add_request(tokens, f"{added}__child#{child}", **kwargs)
         return added
 
     def cancel_request(self, request_id: str) -> None:
@@ -181,3 +173,28 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         self._restore_attention()  # a manager that never started does not stop
         self.batch_processor = None
         self.destroy()
+
+
+def _check_arguments(arguments: dict[str, Any]) -> None:
+    """Refuse arguments of a request of a wrong type, before they reach the thread that generates for all requests."""
+    kinds: dict[str, Any] = {"request_id": str, "salt": str, "sampler": Sampler, "context": ServedContext}
+    for name, kind in kinds.items():
+        value = arguments.get(name)
+        if not isinstance(value, kind | None):
+            raise TypeError(f"{name} must be a {kind.__name__}, got {type(value).__name__}.")
+        try:
+            _ = value.encode() if isinstance(value, str) else None
+        except UnicodeEncodeError:
+            raise ValueError(f"{name} is not valid Unicode: {value!r} has a lone surrogate.") from None
+    most, ends = arguments.get("max_new_tokens"), arguments.get("eos_token_id")
+    _whole("max_new_tokens", 0 if most is None else most)
+    for end in ends if isinstance(ends, Sequence | set | frozenset) else () if ends is None else (ends,):
+        _whole("eos_token_id", end)
+
+
+def _whole(name: str, number: Any) -> int:
+    try:
+        return index(number)
+    except TypeError:
+        kind = type(number).__name__
+        raise TypeError(f"{name} must consist of whole numbers, got {number!r} of the type {kind}.") from None

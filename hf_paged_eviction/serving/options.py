@@ -1,7 +1,6 @@
 """The options of `paged_batching`, checked."""
 
 from copy import deepcopy
-from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
@@ -13,10 +12,8 @@ from ..naming.sizes import parse_bytes
 from ..precision.codec import Codec
 from ..precision.coded import CodedStore
 from ..store.store import Store
-from ..table.budget import BlockBudget, whole_number
-from ..table.spans import Spans
-from .coded_pages import page_tokens
-from .contexts import ServedContext
+from ..table.budget import whole_number
+from .records import RecordLayout
 from .setup import Setup
 
 #: Default number of live requests that pages are allocated for on a CPU.
@@ -25,86 +22,35 @@ _LIVE_ON_CPU = 16
 _PAGE_SIZE = 256
 
 
-#: Options that continuous batching does not support, with the reasons.
-_UNSERVED = {
-    "disposal": "evicted tokens are overwritten",
-    "static": "its steps are not compiled",
-    "protect": "spans belong to one text. Give each request its own, manager.add_request(..., protect=[(start, end)]); "
-    "sink_tokens= protects the beginning of every request",
-}
-
-
-@dataclass(frozen=True)
 class ServingOptions(Setup):
-    """The options of continuous batching, see `Setup`.
+    """The options of continuous batching.
 
     Attributes:
         prefill_chunk_size: prompts are cut after every so many tokens, and nowhere else.
         prefix_bytes: bytes for beginnings of prompts that may come again.
-        head_dim: head size of the layers that evict.
+
+    Args:
+        config, options: see `Setup`.
+        prefill_chunk_size, prefix_cache: see `paged_batching`.
     """
 
     server = "Continuous batching"
-    unserved = _UNSERVED
+    unserved = {  # noqa: RUF012  (of the class)
+        "disposal": "evicted tokens are overwritten",
+        "static": "its steps are not compiled",
+        "protect": "spans belong to one text. Give each request its own, manager.add_request(..., protect=[(start, "
+        "end)]); sink_tokens= protects the beginning of every request",
+    }
 
-    prefill_chunk_size: int
-    prefix_bytes: int
-    head_dim: int
-
-    @classmethod
-    def check(
-        cls, config: Any, *, prefill_chunk_size: int = 512, prefix_cache: str | int | None = "256MiB", **options: Any
-    ) -> "ServingOptions":
-        """Check the user's options.
-
-        Args:
-            config: `model.config`.
-            options: options of a cache, see `Setup.fields_for`.
-
-        Raises:
-            TypeError, ValueError: an option is not valid or not supported; the message says what to do instead.
-        """
-        if options.pop("attention_mask", None) is not None:
-            raise ValueError(
-                "Continuous batching does not support attention_mask=: requests have no padding. Leave it out."
-            )
-        found = cls.fields_for(config, options)
-        for layer in found["layers"].values():
+    def __init__(
+        self, config: Any, *, prefill_chunk_size: int = 512, prefix_cache: str | int | None = "256MiB", **options: Any
+    ) -> None:
+        super().__init__(config, options)
+        for layer in self.layers.values():
             _check_codes(layer.store, options.get("bits"))
-        chunk = whole_number("prefill_chunk_size", prefill_chunk_size, 1)
-        return cls(
-            **found,
-            prefill_chunk_size=chunk,
-            prefix_bytes=0 if prefix_cache is None else parse_bytes(prefix_cache),
-            head_dim=head_dim(config.get_text_config(decoder=True), next(iter(found["layers"]))),
-        )
-
-    def spans(self, protect: Any = None, context: ServedContext | None = None, budget: int | None = None) -> Spans:
-        """The protected spans of a request, its start and the spans of its context included.
-
-        Args:
-            protect: spans of the tokens after the context.
-            budget: its own budget, if it has one.
-
-        Raises:
-            TypeError, ValueError: the spans are not valid, the budget is not valid or too small for them, or it differs
-                from that of the context.
-        """
-        self.sizes_of(budget, context)
-        seen, before = (0, ()) if context is None else (context.seen, context.spans)
-        return self.spans_of(protect, budget, seen, before)
-
-    def sizes_of(self, budget: int | None, context: ServedContext | None = None) -> BlockBudget:
-        """See `Setup.sizes_of`.
-
-        Args:
-            context: context that the request continues from, which has the common budget.
-        """
-        if context is not None and budget not in (None, self.budget):
-            raise ValueError(
-                f"budget={budget}, but the context was read with a budget of {self.budget} tokens. Leave budget= out."
-            )
-        return super().sizes_of(budget)
+        self.prefill_chunk_size = whole_number("prefill_chunk_size", prefill_chunk_size, 1)
+        self.prefix_bytes = 0 if prefix_cache is None else parse_bytes(prefix_cache)
+        self._head_dim = head_dim(config.get_text_config(decoder=True), next(iter(self.layers)))
 
     def pages(self, page_size: int, tokens: int | None = None, budget: int | None = None) -> int:
         """Largest number of pages of a request with at most so many tokens."""
@@ -118,8 +64,8 @@ class ServingOptions(Setup):
         store, heads = layer.store, layer.local_heads.total
         if not isinstance(store, CodedStore) or heads is None:
             return page_size
-        like = torch.empty(1, heads, 1, self.head_dim, dtype=dtype, device="cpu")
-        return page_tokens(store, like, heads if self.separate else 1, page_size)
+        layout = RecordLayout.of(store.codecs, 1 if self.separate else heads, self._head_dim)
+        return layout.per_page(page_size, dtype.itemsize)
 
     def page_size(self, dtype: torch.dtype) -> int:
         """The default of `page_size`, for which a page holds 256 tokens, or all of a smaller budget."""
@@ -233,13 +179,3 @@ def _refusals(config: ContinuousBatchingConfig) -> list[tuple[bool, str]]:
             "on other requests. The only scheduler with fixed cuts is 'fifo'.",
         ),
     ]
-
-
-def refuse_parallel(model: Any) -> None:
-    """Refuse a model that is split over processes."""
-    mesh = getattr(model, "_device_mesh", None)
-    if mesh is not None and mesh.size() > 1:
-        raise ValueError(
-            f"This model is split over {mesh.size()} processes (tensor parallelism). It is not tested whether all of "
-            "them would evict the same tokens in continuous batching. Run one server per device, behind a router."
-        )

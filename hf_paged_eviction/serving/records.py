@@ -69,6 +69,10 @@ class RecordLayout:
         """Words of `WORD` bytes of a record."""
         return _up(self.position + 4, WORD) // WORD
 
+    def per_page(self, page_size: int, item_size: int) -> int:
+        """Number of records in a set's part of a page for `page_size` tokens with numbers of `item_size` bytes."""
+        return 2 * page_size * self.heads * self.dim * item_size // (self.words * WORD)
+
     def pack(self, columns: dict[str, Tensor]) -> Tensor:
         """Records `[B, S, n, words]` int64 of columns `[B, S * heads, n, ...]` of a `CodedStore`."""
         codes, positions = columns["key_codes"], columns["positions"]

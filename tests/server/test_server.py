@@ -613,7 +613,7 @@ def test_pages_follow_the_budget() -> None:
 
     for changes in ({}, {"pages": 8}):
         options = ServeOptions(model="embedded", budget=64, **changes)
-        checked = ServingOptions.check(driving.model_of().config, **options.batching_arguments)
+        checked = ServingOptions(driving.model_of().config, **options.batching_arguments)
         assert _pool(options, checked, torch.float32).page_size == 64
 
 

@@ -102,7 +102,7 @@ def test_groups_of_sets_as_alone(family: str, monkeypatch: pytest.MonkeyPatch) -
         stock_step, "size_classes", lambda *arguments: groups.append(size_classes(*arguments)) or groups[-1]
     )
     model = loaded(family)
-    layers = ServingOptions.check(model.config, **SIZES, policy="keydiff").layers
+    layers = ServingOptions(model.config, **SIZES, policy="keydiff").layers
     assert_as_alone(model, **SIZES, policy="keydiff", allocator=Heads.of([[0.3, 1.7]] * len(layers)))
     assert {len(sizes) for sizes in groups} == {1, 2}
 

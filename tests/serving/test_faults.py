@@ -35,7 +35,7 @@ CALLS = {
     "hf_paged_eviction.serving.allocator.BoundedAllocator": (
         "prepare _shares_of has_room plan _keep_prefix allocate_cache_to_request"
     ),
-    "hf_paged_eviction.serving.options.ServingOptions": "spans sizes_of pages",
+    "hf_paged_eviction.serving.options.ServingOptions": "spans_of sizes_of pages",
     "hf_paged_eviction.serving.prefixes.Prefixes": "digests match use wants keep",
     "hf_paged_eviction.serving.stock_pages.StockPages": "reserve",
     "hf_paged_eviction.serving.contexts.ServedContext": "begin held_by",

@@ -123,7 +123,7 @@ def test_options_of_transformers(changes: dict[str, Any], reason: str) -> None:
         ({"policy": "keydiff", "allocator": "heads:[[1.0]]"}, "shares for 1 layers"),
         ({"policy": "no_such"}, "no_such"),
         ({"positions": "cache"}, r"pages.*rotated"),
-        ({"positions": "none"}, "positions must be"),
+        ({"positions": "none"}, "positions="),
         ({"bits": (4, None)}, r"\(4, None\)"),
         ({"disposal": "recall"}, r"evicted.*overwritten"),
         ({"budget": "1GiB"}, "budget="),

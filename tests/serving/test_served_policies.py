@@ -24,7 +24,7 @@ def served() -> list[str]:
     names = []
     for name in available_policies():
         try:
-            ServingOptions.check(model_of().config, policy=name, **OPTIONS)
+            ServingOptions(model_of().config, policy=name, **OPTIONS)
         except ValueError:
             needs = make_policy(name).needs
             assert needs.by_probe or needs.decision_interval > 1, name

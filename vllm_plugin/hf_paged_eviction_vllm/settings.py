@@ -3,7 +3,6 @@
 import logging
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from hf_paged_eviction.internals import BlockBudget, Setup, Uniform
@@ -15,12 +14,18 @@ logger = logging.getLogger("vllm.paged_eviction")
 NAME = "paged_eviction"
 
 
-@dataclass(frozen=True)
 class Settings(Setup):
-    """What every request gets, see `Setup`.
+    """What every request gets.
 
     Attributes:
         reserve: whether a request is admitted only if the blocks of its budget are free, so that none is preempted.
+
+    Args:
+        config: the model's configuration (transformers).
+        setting: options of a cache, and `reserve`.
+
+    Raises:
+        TypeError, ValueError: it is not valid or cannot be served; the message says what would be.
     """
 
     server = "vLLM"
@@ -32,32 +37,20 @@ class Settings(Setup):
         "extra_args={'paged_eviction_protect': [[0, 64]]}",
     }
 
-    reserve: bool
-
-    @classmethod
-    def check(cls, config: Any, setting: Mapping[str, Any]) -> "Settings":
-        """Check the setting for a model.
-
-        Args:
-            config: the model's configuration (transformers).
-
-        Raises:
-            TypeError, ValueError: it is not valid or cannot be served; the message says what would be.
-        """
+    def __init__(self, config: Any, setting: Mapping[str, Any]) -> None:
         if not isinstance(setting, Mapping):
             raise TypeError(f'{NAME} is a table of settings such as {{"budget": 1024}}, got {setting!r}.')
-        reserve = setting.get("reserve", True)
-        if not isinstance(reserve, bool):
-            raise TypeError(f"{NAME}.reserve is true or false, got {reserve!r}.")
-        options = {name: value for name, value in setting.items() if name != "reserve"}
-        settings = cls(**cls.fields_for(config, options), reserve=reserve)
+        options = dict(setting)
+        self.reserve: bool = options.pop("reserve", True)
+        if not isinstance(self.reserve, bool):
+            raise TypeError(f"{NAME}.reserve is true or false, got {self.reserve!r}.")
+        super().__init__(config, options)
         if options.get("policy", "auto") == "auto":
             logger.warning(
                 "No policy is named, so %s evicts. A profile of `paged-eviction prepare` keeps more answers: "
                 '{"policy": "calibrated:PROFILE", "allocator": "heads:PROFILE"}.',
-                settings.policy.label,
+                self.policy.label,
             )
-        return settings
 
     @property
     def unequal(self) -> bool:
@@ -130,7 +123,7 @@ def _checked(config: Any, setting: Any) -> Settings:
     for reason, refused in _refusals(config).items():
         if refused:
             raise ValueError(f"{NAME}: {reason}")
-    settings = Settings.check(config.model_config.hf_config, setting)
+    settings = Settings(config.model_config.hf_config, setting)
     if config.parallel_config.tensor_parallel_size > 1 and not settings.separate:
         raise ValueError(
             f'{NAME}: with heads="shared" the mean over all KV heads decides, and tensor parallelism divides them over '

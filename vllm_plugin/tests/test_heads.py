@@ -96,7 +96,7 @@ def test_blocks_follow_the_length_of_the_text() -> None:
         parallel_config=SimpleNamespace(tensor_parallel_size=1),
         max_in_flight_tokens=512,
     )
-    settings = Settings.check(config, options)
+    settings = Settings(config, options)
     grouping, shares = Grouping(server, settings), Shares(settings.allocator, settings.sizes, 30, 3)
     stock = FullAttentionSpec(block_size=32, num_kv_heads=3, head_size=64, dtype=torch.float32)
     specs = [grouping.next(stock) for _ in range(30)]

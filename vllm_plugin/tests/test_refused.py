@@ -28,7 +28,7 @@ from tiny_models import tiny
 )
 def test_settings(setting: Any, says: str) -> None:
     with pytest.raises((TypeError, ValueError), match=says):
-        Settings.check(tiny("llama")[1].config, setting)
+        Settings(tiny("llama")[1].config, setting)
 
 
 class Server(SimpleNamespace):
