@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
 from transformers.generation.continuous_batching.requests import RequestState
 
-from ..attention.weights import Logits
-from ..layer.paged import PagedLayer
 from ..precision.coded import CodedStore
 from ..table.spans import Spans
 from .attention import hand_over
@@ -50,12 +49,13 @@ class Start:
 class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
     """Takes all pages of a request at its first token, so that no request is preempted.
 
-    It replaces transformers' own allocator for full-attention layers, on the same memory.
+    It replaces transformers' own allocator for full-attention layers in the cache, on the same memory.
 
     Attributes:
         requests: the live requests by their id.
         request_table: their positions, scores and victims.
         prefixes: contexts of earlier prompts.
+        page_tokens: number of tokens of each layer in a page.
         evicted: tokens per layer that finished requests have evicted.
         steps: number of forwards so far.
         lost: number of pages that could not be given back.
@@ -95,7 +95,14 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         states, _ = self._kv_token_views[self.layer_indices[0]]  # from the first row of all pages on
         layers = [options.layers[layer] for layer in self.layer_indices]
         sets = stock.num_key_value_heads if options.separate else 1
-        self._pages = self._new_pages(states, layers, sets, options.budget)
+        coded = [layer.store for layer in layers if isinstance(layer.store, CodedStore)]
+        size = self.tokens_per_page
+        self._pages = (
+            CodedPages(coded, states, sets, options.budget, size)
+            if coded
+            else StockPages(states, len(layers), sets, options.budget, size)
+        )
+        self.page_tokens = self._pages.page_tokens
         self.options, self.requests = options, dict[str, LiveRequest]()
         self.request_table = RequestTable(options.sizes, layers, self._pages, sets)
         self._rows, self._free_rows = 0, list[int]()
@@ -108,30 +115,12 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         self.prefixes = Prefixes(options.prefill_chunk_size, options.prefix_bytes if shares else 0)
         self._step, self._planned = self._new_step(), set[str]()
         self._place = {layer: at for at, layer in enumerate(self.layer_indices)}
-
-    def _new_pages(self, states: Tensor, layers: Sequence[PagedLayer], sets: int, slots: int) -> StockPages:
-        stores = [layer.store for layer in layers]
-        coded = [store for store in stores if isinstance(store, CodedStore)]
-        if coded:
-            return CodedPages(coded, states, sets, slots, self.tokens_per_page)
-        return StockPages(states, len(layers), sets, slots, self.tokens_per_page)
-
-    @property
-    def page_tokens(self) -> int:
-        """Number of tokens of each layer in a page."""
-        return self._pages.page_tokens
-
-    @classmethod
-    def install(cls, cache: PagedAttentionCache, options: ServingOptions, share: bool) -> "BoundedAllocator":
-        """Make an allocator and install it in a cache of transformers."""
-        bounded = cls(cache, options, share)
-        cache.cache_allocators[cls.layer_type] = bounded
-        cache.layer_to_allocator.update(dict.fromkeys(bounded.layer_indices, bounded))
-        cache.use_prefix_sharing = False
+        # From here on, this is the allocator of the cache.
+        cache.cache_allocators[self.layer_type] = self
+        cache.layer_to_allocator.update(dict.fromkeys(self.layer_indices, self))
+        cache.use_prefix_sharing, cache.max_decode_fast_path_length = False, 0
         if cache.read_cache_limit is None:
             cache.read_cache_limit = options.budget
-        cache.max_decode_fast_path_length = 0
-        return bounded
 
     # ---- pages ----------------------------------------------------------------------------------------------------
 
@@ -275,21 +264,17 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, read_index: Tensor, write_index: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Take in the new tokens of a layer; `attend` must follow.
+        """Take in the new tokens of a layer; attention must follow.
 
         Args:
             key_states, value_states: `[new, kv_heads, dim]`, all requests of the forward one after the other.
 
         Returns:
-            The arguments. `attend` reads the other tokens that the queries see.
+            The arguments. Attention reads the other tokens that the queries see.
         """
         if not self._step.begun:
             self._step.begin()
             self.steps += 1
         self._step.take(self._place[layer_idx], key_states, value_states)
-        hand_over(self, layer_idx)
+        hand_over(layer_idx, partial(self._step.attend, self._place[layer_idx]))
         return key_states, value_states
-
-    def attend(self, layer_idx: int, query: Tensor, logits: Logits) -> Tensor:
-        """Attention of the new tokens, see `StockStep.attend`."""
-        return self._step.attend(self._place[layer_idx], query, logits)

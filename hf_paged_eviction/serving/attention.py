@@ -1,7 +1,8 @@
 """Attention in continuous batching, where the KV heads of a request may hold different tokens."""
 
 import threading
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,25 +24,18 @@ _HARMLESS = frozenset(
 )
 
 
-class Pages(Protocol):
-    """The interface of an allocator that attends to its pages."""
-
-    def attend(self, layer_idx: int, query: Tensor, logits: Logits) -> Tensor: ...
-
-
 class _Handover(threading.local):
-    """Whose tokens came last and were not attended to so far."""
+    """The layer whose tokens came last and were not attended to so far, and its attention."""
 
-    def __init__(self) -> None:
-        self.waiting: tuple[Pages, int] | None = None
+    waiting: tuple[int, Callable[[Tensor, Logits], Tensor]] | None = None
 
 
 _handover = _Handover()
 
 
-def hand_over(allocator: Pages, layer_idx: int) -> None:
+def hand_over(layer_idx: int, attend: Callable[[Tensor, Logits], Tensor]) -> None:
     """Note that a layer got new tokens, for the next attention call."""
-    _handover.waiting = allocator, layer_idx
+    _handover.waiting = layer_idx, attend
 
 
 def attention_in_pages(
@@ -79,8 +73,8 @@ def attention_in_pages(
     check_understood(module, {name: argument for name, argument in kwargs.items() if name not in _HARMLESS}, IN_PAGES)
     logits = Logits(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
     waiting, _handover.waiting = _handover.waiting, None
-    if waiting is not None and getattr(module, "layer_idx", waiting[1]) == waiting[1]:
-        return waiting[0].attend(waiting[1], query, logits), None
+    if waiting is not None and getattr(module, "layer_idx", waiting[0]) == waiting[0]:
+        return waiting[1](query, logits), None
     ends = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
     seen = visible_one_behind_the_other(ends, query.shape[2], key.shape[2], getattr(module, "sliding_window", None))
     output = compare(query, key, value, seen[None, None], logits)

@@ -16,7 +16,7 @@ from ..precision.exact import Exact, Newest
 from ..precision.in_codes import InCodes
 from ..store.columns import Columns, gather_slots
 from ..store.room import Room
-from .pages import Chosen, Tokens, grown
+from .pages import Kept, Tokens, grown
 from .records import NAMES, WORD, RecordLayout
 from .stock_pages import StockPages
 
@@ -228,9 +228,7 @@ class CodedPages(StockPages):
             lambda slots: (gather_slots(keys, slots), gather_slots(values, slots)),
         )
 
-    def pick(
-        self, number: int, layer: int, tokens: Chosen, keys: Tensor, values: Tensor, new: int
-    ) -> tuple[Tensor, ...]:
+    def pick(self, number: int, layer: int, tokens: Kept, keys: Tensor, values: Tensor, new: int) -> tuple[Tensor, ...]:
         """See `Pages.pick`: records; those that are not rounded are found again at once."""
         exact, held = _of(self.exact[layer], number), keys.shape[2] - new
         row, at = torch.tensor([number], device=self.device), torch.arange(held, device=self.device)

@@ -152,7 +152,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         check_attributes(processor, PROCESSOR)
         if not isinstance(processor.scheduler, FixedCutScheduler):  # so it was not installed before
             self.options.check_room(self.continuous_batching_config, self.model.dtype)
-            bounded = BoundedAllocator.install(processor.cache, self.options, self._shares)
+            bounded = BoundedAllocator(processor.cache, self.options, self._shares)
             vocabulary = self.model.get_input_embeddings().num_embeddings
             self._sampling.failure = bounded.failure
             processor.scheduler = FixedCutScheduler(processor.scheduler, bounded, vocabulary, self.output_router)

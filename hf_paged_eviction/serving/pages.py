@@ -15,18 +15,22 @@ ALL = slice(None)
 Tokens = tuple[Tensor, Tensor, Tensor]
 
 
-class Chosen(NamedTuple):
-    """The tokens of a layer that stay.
+class Kept(NamedTuple):
+    """The tokens of a layer that stay after a forward of several.
 
     Attributes:
         indices: `[S, n]` int64, which of the tokens at hand each is.
         positions: `[S, n]` int64, in the order of the text, -1 behind the last.
+        scores: `[S, n]` float32.
         at: `[sum of held]` int64, index in `[S, n]` of each token that a set holds.
+        states: what `Pages.put` writes.
     """
 
     indices: Tensor
     positions: Tensor
+    scores: Tensor
     at: Tensor
+    states: tuple[Tensor, ...] = ()
 
 
 class Pages(ABC):
@@ -91,9 +95,7 @@ class Pages(ABC):
         by_set = (part[0, :, -new:].unflatten(0, (places.shape[1], -1)).transpose(1, 2) for part in tokens[:2])
         self.write(layer, places.flatten(), *(part.flatten(0, 1) for part in by_set))
 
-    def pick(
-        self, number: int, layer: int, tokens: Chosen, keys: Tensor, values: Tensor, new: int
-    ) -> tuple[Tensor, ...]:
+    def pick(self, number: int, layer: int, tokens: Kept, keys: Tensor, values: Tensor, new: int) -> tuple[Tensor, ...]:
         """What has to be written of the tokens that stay in a layer of a request, before any of it is overwritten.
 
         Args:

@@ -7,7 +7,6 @@ takes the same few operations for one request and for a hundred.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,22 +20,7 @@ from ..table.budget import BlockBudget
 from ..table.victims import ranks_of_blocks
 from .layout import Layout
 from .live_request import LiveRequest
-from .pages import ALL, Chosen, Pages, Tokens, grown
-
-
-@dataclass(frozen=True)
-class Kept:
-    """The tokens of a layer that stay after a forward of several tokens.
-
-    Attributes:
-        tokens: which.
-        scores: `[S, n]` float32.
-        states: what `Pages.put` writes.
-    """
-
-    tokens: Chosen
-    scores: Tensor
-    states: tuple[Tensor, ...]
+from .pages import ALL, Kept, Pages, Tokens, grown
 
 
 class RequestTable:
@@ -293,18 +277,17 @@ class RequestTable:
         kept_indices, at = kept_indices[0].gather(-1, order), at[0].gather(-1, order).masked_fill(places >= count, -1)
         self.observers.settle(request.number, layer, kept_indices[None])
         flat = spread(range(0, len(held) * max(limits), max(limits)), held, self.device)
-        chosen = Chosen(kept_indices, at, flat)
-        states = self.pages.pick(request.number, layer, chosen, keys, values, new)
-        return Kept(chosen, scores[0].gather(-1, kept_indices), states)
+        kept = Kept(kept_indices, at, scores[0].gather(-1, kept_indices), flat)
+        return kept._replace(states=self.pages.pick(request.number, layer, kept, keys, values, new))
 
     def put(self, request: LiveRequest, layer: int, kept: Kept) -> None:
         """Replace the tokens of a layer; the pages know how many its sets may hold."""
-        tokens, row = kept.tokens, torch.tensor([request.number], device=self.device)
-        at = torch.arange(tokens.positions.shape[1], device=self.device)
-        places = self.pages.places(row, at.expand(1, self.sets, -1), self.of_layer(layer)).flatten()[tokens.at]
+        row = torch.tensor([request.number], device=self.device)
+        at = torch.arange(kept.positions.shape[1], device=self.device)
+        places = self.pages.places(row, at.expand(1, self.sets, -1), self.of_layer(layer)).flatten()[kept.at]
         self.pages.put(layer, places, kept.states)
-        self.positions[places] = tokens.positions.flatten()[tokens.at]
-        self.scores[places] = kept.scores.flatten()[tokens.at]
+        self.positions[places] = kept.positions.flatten()[kept.at]
+        self.scores[places] = kept.scores.flatten()[kept.at]
 
     # ---- several tokens that fit ----------------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ from ..queries.observers import Watched
 from .failures import alone
 from .layout import Layout
 from .live_request import LiveRequest
-from .pages import Tokens
-from .request_table import Kept, RequestTable
+from .pages import Kept, Tokens
+from .request_table import RequestTable
 
 
 @dataclass(frozen=True)

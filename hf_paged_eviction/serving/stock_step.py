@@ -12,7 +12,8 @@ from ..queries.observer import Queries
 from .comparing import compare
 from .failures import alone
 from .layout import Layout
-from .request_table import Kept, RequestTable
+from .pages import Kept
+from .request_table import RequestTable
 from .step import Entry, Step
 from .stock_pages import StockPages
 
