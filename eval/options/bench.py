@@ -36,6 +36,12 @@ def _whole(word: str) -> int:
     return int(word)
 
 
+def _held(word: str) -> int | str:
+    if "%" in word:
+        raise ValueError("write tokens, such as 1024, or bytes, such as 16MiB: there is no text to share")
+    return read_size(word)
+
+
 Sizes = Annotated[tuple[int, ...], _listed(_whole, "1024,4096")]
 
 
@@ -55,7 +61,7 @@ class StepOptions(Loading, CacheOptions):
     contexts: Sizes = option(
         (2048, 8192), "Tokens seen before the first step. Below the budget nothing is evicted.", metavar="N,..."
     )
-    budgets: Annotated[tuple[int | str, ...], _listed(read_size, "1024,16MiB")] = option(
+    budgets: Annotated[tuple[int | str, ...], _listed(_held, "1024,16MiB")] = option(
         (1024,),
         "Budgets: tokens per layer and row, or bytes of keys and values per row in all paged layers together (16MiB),"
         " which become as many whole blocks of tokens as fit with this model and precision.",

@@ -14,6 +14,8 @@ from hf_paged_eviction_eval.bench.decoder import Decoder
 from hf_paged_eviction_eval.bench.settings import read
 from hf_paged_eviction_eval.bench.shapes import config_of
 from hf_paged_eviction_eval.bench.variants import FLOORS, VARIANTS
+from hf_paged_eviction_eval.commands import command
+from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.models.environment import versions
 from hf_paged_eviction_eval.options.bench import BenchOptions
 from hf_paged_eviction_eval.options.cache import precision
@@ -135,6 +137,11 @@ def test_contexts_below_the_budget_evict_nothing(model_folder: str, tmp_path: Pa
     words = "--contexts 40 --budgets 96 --block-size 8 --steps 8 --rounds 1 --variants paged,paged_static --device cpu"
     bench(f"{words} --model {model_folder} --output {tmp_path}")
     assert [row["eviction_share"] for row in raw_rows(tmp_path)] == [0, 0]
+
+
+def test_a_share_of_memory_is_refused_with_what_there_is() -> None:
+    with pytest.raises(UserError, match=r"--budgets '25% of memory': write tokens.*or bytes"):
+        command.read(BenchOptions, {"budgets": "25% of memory"})
 
 
 @pytest.mark.parametrize(("bits", "tokens"), [(None, (816, 1632)), ("8", (3056, 6208))])

@@ -7,6 +7,7 @@ import torch
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.internals import prompt_bytes
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.caches.contexts import text_ids
 from hf_paged_eviction_eval.tasks import make_samples
@@ -46,3 +47,16 @@ def test_reads_once_and_answers(text: Path, tmp_path: Path, size: tuple[str, obj
     assert sequences[:, ids.shape[1] :].tolist() == same[:, ids.shape[1] :].tolist()
     if policy == "keydiff":
         assert TOKENIZER.decode(sequences[0, whole.shape[1] :]).split()[0].startswith(sample.answers[0])
+
+
+@pytest.mark.parametrize(("policy", "bits"), [("keydiff", None), ("keydiff", 4)])
+def test_a_share_of_memory_is_that_of_the_whole_text(text: Path, tmp_path: Path, policy: str, bits: int | None) -> None:
+    """Not of a chunk of it, and in 16 bits, whatever the model runs in."""
+    output, chosen = tmp_path / "context.safetensors", () if bits is None else ("--bits", bits)
+    words = ("--text", text, "--output", output, "--policy", policy, "--prefill-chunk-size", 100, *chosen)
+    run("compress", *words, "--budget", "50% of memory")
+    share = PagedEvictionCache.load(output, MODEL.config)
+    tokens = text_ids(TOKENIZER, text.read_text("utf-8")).shape[1]
+    run("compress", *words, "--budget", f"{prompt_bytes(MODEL, tokens) // 2}B")
+    assert PagedEvictionCache.load(output, MODEL.config).budget == share.budget
+    assert share.get_seq_length() == tokens

@@ -251,6 +251,7 @@ def test_automatic_batches(folder: Path) -> None:
         ({"budget": 16}, r"Smallest.*48"),
         ({"budget": "1G"}, "'1G'"),
         ({"budget": "1MiB", "allocator": "ada_kv"}, "arrives"),
+        ({"budget": "25% of memory"}, "budget=64MiB.*budget=25%"),
         ({"budget": "150%"}, r"'150%'.*share"),
         ({**SMALL, "policy": "nonsense"}, "nonsense"),
         ({**SMALL, "allocator": "nobody"}, "nobody"),

@@ -1,5 +1,6 @@
 """What is typed wrong is explained in a line, before anything is read, computed or written."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,9 @@ ALL_PROTECTED = "--model /no/such/model --policies recency --budgets 100 --outpu
         (f"{COMPRESS} --budget 60", "multiple of block_size"),
         (f"{COMPRESS} --budget 2G", "not a number of bytes"),
         (f"{COMPRESS} --budget 9kB", "is too small"),
+        (f"{COMPRESS} --budget 25%", "or '25% of memory'"),
+        (f"{COMPRESS} --budget '25% of mem'", "written '25% of memory'"),
+        (f"{COMPRESS} --budget '1% of memory'", "is too small"),
         (f"{COMPRESS} --budget 64 --policy snapcv", "unknown policy snapcv"),
         (f"{COMPRESS} --budget 64 --text missing.txt", "missing.txt"),
         (f"{COMPRESS} --budget 64 --output context.bin", "ends in .safetensors"),
@@ -77,6 +81,6 @@ ALL_PROTECTED = "--model /no/such/model --policies recency --budgets 100 --outpu
 )  # fmt: skip
 def test_mistakes_are_explained(command: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    output = run(*command.replace("OUT", str(tmp_path)).split(), status=2).output
+    output = run(*shlex.split(command.replace("OUT", str(tmp_path))), status=2).output
     assert message in " ".join(output.split()) and "Traceback" not in output
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith("rows") or path.suffix == ".safetensors"]

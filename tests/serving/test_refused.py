@@ -128,6 +128,7 @@ def test_options_of_transformers(changes: dict[str, Any], reason: str) -> None:
         ({"disposal": "recall"}, r"evicted.*overwritten"),
         ({"budget": "1GiB"}, "budget="),
         ({"budget": "25%"}, "reserved"),
+        ({"budget": "25% of memory"}, "plan` says how many"),
         ({"budget": 30}, "budget=30"),
         ({"budget": None}, "is needed"),
         ({"prefill_chunk_size": 0}, r"prefill_chunk_size.*1"),

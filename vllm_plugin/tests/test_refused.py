@@ -16,6 +16,7 @@ from tiny_models import tiny
     [
         ({"budget": 60}, "nearest legal: 48 or 64"),
         ({"budget": "25%"}, "reserved by tokens"),
+        ({"budget": "25% of memory"}, "reserved by tokens"),
         ({"budget": 64, "bits": 4}, "vLLM does not support bits=4"),
         ({"budget": 64, "polcy": "keydiff"}, "polcy"),
         ({"policy": "keydiff"}, "is needed"),
