@@ -248,9 +248,7 @@ def _check_folder(folder: Path) -> None:
 
 def _work(effort: Effort, read: Sequence[Passage]) -> float:
     first, _ = halves(len(read))
-    return of_all(
-        effort.windows, read, len(first), len(effort.candidates), effort.stay, effort.last, len(MEMORY_SHARES)
-    )
+    return of_all(effort.windows, read, len(first), len(effort.candidates), effort.stay, len(MEMORY_SHARES))
 
 
 def _save(calibration: Calibration, part: Path, path: Path) -> None:

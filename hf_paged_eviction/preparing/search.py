@@ -69,10 +69,9 @@ class Search:
         self._measure(hopeful, SHARES[:1], first[1:])
         stay = self._best(hopeful, SHARES[:1], first, effort.stay)
         self._measure(stay, SHARES[1:], first)
-        last = self._best(stay, SHARES, first, effort.last)
-        self._measure(last, SHARES, rest)
+        self._measure(stay, SHARES, rest)
         passages = [*first, *rest]
-        best = self._best(last, SHARES, passages, 1)
+        best = self._best(stay, SHARES, passages, 1)
         if not best or not matters(*(self._rows([one], TOKENS, SHARES, passages) for one in (*best, self._random))):
             raise NoDifferenceError
         kinds = [replace(best[0], bits=bits) for bits in (None, *BITS)]

@@ -29,18 +29,16 @@ def of_reading(passage: Passage, few_bits: bool = False) -> float:
     return (_QUESTIONS if passage.questions else _READING) * (_FEW_BITS if few_bits else 1.0)
 
 
-def of_all(
-    windows: int, passages: Sequence[Passage], first: int, candidates: int, stay: int, last: int, sizes: int
-) -> float:
+def of_all(windows: int, passages: Sequence[Passage], first: int, candidates: int, stay: int, sizes: int) -> float:
     """The work of a whole measurement.
 
     Args:
-        windows, candidates, stay, last: see `Effort`.
+        windows, candidates, stay: see `Effort`.
         passages: all of them; `first` of them decide which caches are tried on the others.
         sizes: shares of the memory at which bits are compared.
     """
     begin = [of_reading(passage) for passage in passages[:first]]
     end = [of_reading(passage) for passage in passages[first:]]
     bits = sum(of_reading(passage, few_bits=True) for passage in passages[:first]) * len(BITS) * sizes
-    readings = sum(begin) * (candidates + stay + 4) + sum(end) * 2 * (last + 1)
+    readings = sum(begin) * (candidates + stay + 4) + sum(end) * 2 * (stay + 1)
     return of_window(windows) + sum(map(of_passage, passages)) + readings + bits
