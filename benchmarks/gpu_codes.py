@@ -28,11 +28,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from hf_paged_eviction.attention.in_place import carried
 from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.integration.model_rotary import layer_rotaries
-from hf_paged_eviction.precision import coded, fused
+from hf_paged_eviction.precision import few_bits, fused
 from hf_paged_eviction.precision.codec import Codec
-from hf_paged_eviction.precision.coded import CodedStore
+from hf_paged_eviction.precision.few_bits import FewBits
 from hf_paged_eviction.precision.in_codes import InCodes
-from hf_paged_eviction.store.store import Arrived
+from hf_paged_eviction.store.store import Arrived, Store
 from hf_paged_eviction_eval.bench.rows import interleaved
 from hf_paged_eviction_eval.bench.shapes import config_of
 from hf_paged_eviction_eval.running.efficiency import Stopwatch
@@ -47,7 +47,7 @@ def held(rows: int, slots: int, bits: int, device: str) -> tuple[InCodes, Tensor
     """So many random tokens in codes, and as they came."""
     keys, values = (torch.randn(rows, HEADS, slots, DIM, device=device, dtype=torch.bfloat16) for _ in range(2))
     rotary = layer_rotaries(CONFIG, [0])[0]
-    store = CodedStore((Codec(bits, True, centred=True, rotary=rotary), Codec(bits, True)), 16, 4)
+    store = Store(FewBits((Codec(bits, True, centred=True, rotary=rotary), Codec(bits, True)), 16, 4))
     store.start(keys, values, slots, slots)
     store.meet(keys, values, None)
     positions = torch.arange(slots, device=device).expand(rows, 1, -1)
@@ -133,7 +133,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, help="a JSON file with all rows")
     options = parser.parse_args()
-    coded.FEW = 0
+    few_bits.FEW = 0
     table = []
     with torch.no_grad():
         sizes = ([int(size) for size in words.split(",")] for words in (options.rows, options.tokens, options.bits))

@@ -50,7 +50,7 @@ from .policies.needs import Heads
 from .policies.registry import POLICIES  # as ALLOCATORS
 from .policies.scorer import Scorer
 from .precision.base import Codecs, Precision
-from .precision.codec import BITS, LEVELS, Codec, Codes, RowStatistics, check_bits
+from .precision.codec import BITS, LEVELS, Codec, Codes, check_bits
 from .preparing.passages import documentation  # what is read to fit something
 from .queries.arguments import HARMLESS  # arguments that may be left out
 from .queries.attention import (  # the attention implementation that shows queries
@@ -74,6 +74,7 @@ from .serving.setup import Setup
 from .serving.step import Step
 from .store.arriving import StateKind
 from .store.columns import gather_slots, slot_index
+from .store.exact import RowStatistics
 from .table.bounds import bounds_of, inside
 from .table.budget import BlockBudget, whole_number
 from .table.spans import (

@@ -40,6 +40,18 @@ def map_tensors(change: Callable[..., Tensor], part: _T, *others: _T) -> _T:
     return mapped  # type: ignore[no-any-return]
 
 
+def tensors_of(part: Any) -> list[Tensor]:
+    """All tensors of a part, in the order in which `map_tensors` comes to them."""
+    tensors: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        return tensor
+
+    map_tensors(note, part)
+    return tensors
+
+
 def split_rows(part: _T, rows: int) -> list[_T]:
     """Split a dataclass of tensors (or None) into views of so many rows each."""
     split = {name: tensor.split(rows) for name, tensor in vars(part).items() if tensor is not None}

@@ -10,11 +10,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hf_paged_eviction.masks.padding import Padding
+from hf_paged_eviction.precision.codec import Codec
+from hf_paged_eviction.precision.few_bits import FewBits
 from hf_paged_eviction.ranking import DROP, KEEP, best_tokens, best_within, rank_keys, without_noise
+from hf_paged_eviction.store.coders import Plain
 from hf_paged_eviction.store.columns import gather_slots, slot_index
 from hf_paged_eviction.store.pending import Pending
 from hf_paged_eviction.store.room import Room
-from hf_paged_eviction.store.tensors import byte_count, serves, storage_shape
+from hf_paged_eviction.store.store import Store
+from hf_paged_eviction.store.tensors import byte_count
 from hf_paged_eviction.table.budget import BlockBudget
 from reference import rank
 
@@ -518,7 +522,6 @@ def test_slots_are_gathered_by_set(sets: int) -> None:
 
 def test_storage_is_like_the_states() -> None:
     like = torch.zeros(2, 3, 1, 5, dtype=torch.bfloat16)
-    assert storage_shape(like, 7) == (2, 3, 7, 5)
     with torch.inference_mode():
         storage = Room().make((2, 3, 7, 5), like.dtype, like.device)
     assert (storage.shape, storage.dtype, storage.device) == ((2, 3, 7, 5), torch.bfloat16, like.device)
@@ -528,11 +531,19 @@ def test_storage_is_like_the_states() -> None:
     assert Room().make((2, 3), like.dtype, torch.device("meta")).device.type == "meta"
 
 
-def test_which_storage_serves_again() -> None:
-    states = torch.zeros(2, 3, 4, 5)
-    storage = torch.zeros(2, 3, 7, 5)
-    assert all(serves(storage, states, slots, most) for slots, most in [(7, 7), (1, 7), (7, 9), (0, 100)])
-    assert serves(storage, states[:, :, :1], 7, 7), "however many tokens come"
-    assert not any(serves(storage, states, slots, most) for slots, most in [(8, 9), (1, 6)])
-    others = [None, storage[:1], storage[:, :2], storage[..., :4], storage.half(), storage.to("meta")]
-    assert not any(serves(other, states, 7, 7) for other in others)
+@pytest.mark.parametrize("coder", [Plain(), FewBits((Codec(4), Codec(4)), 2, 0)], ids=["plain", "few_bits"])
+def test_which_storage_serves_again(coder: Any) -> None:
+    states = torch.zeros(2, 3, 4, 6)
+
+    def serves(other: torch.Tensor, slots: int, most: int) -> bool:
+        store = Store(coder)
+        store.start(states, states, 7, 7)
+        before = store.tensors
+        store.start(other, other, slots, most)
+        return all(one is another for one, another in zip(before, store.tensors, strict=True))
+
+    assert all(serves(states, slots, most) for slots, most in [(7, 7), (1, 7), (7, 9), (0, 100)])
+    assert serves(states[:, :, :1], 7, 7), "however many tokens come"
+    assert not any(serves(states, slots, most) for slots, most in [(8, 9), (1, 6)])
+    others = [states[:1], states[:, :2], states[..., :4], states.half(), states.to("meta")]
+    assert not any(serves(other, 7, 7) for other in others)

@@ -36,9 +36,11 @@ class BlockFill:
         columns = store.columns
         self._slots, self._place, self._first = slots.by_token, place, table.counters.seen
         self._phase, self._choice, self._layout = table.phase, table.choice, columns.layout
-        keys, values, (rows, heads, _) = columns.tensors["keys"], columns.tensors["values"], columns.shape
+        keys, values = columns.tensors["keys"], columns.tensors["values"]
+        rows, heads, _ = columns.layout.shape(columns.tensors)
         self._shapes = torch.Size((rows, heads, 1, keys.shape[-1])), torch.Size((rows, heads, 1, values.shape[-1]))
         self._kind = keys.dtype, keys.device
+        self._put = columns.layout.write
         self._read = "rerotated" if store.turns else "keys"
 
     def write(self, table: BlockTable | None, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -68,7 +70,7 @@ class BlockFill:
             return None
         tensors, place = columns.tensors, self._place
         for name, by_layer in self._slots[at]:
-            columns.put(name, by_layer[place], values if name == "values" else keys)
+            self._put(tensors[name], by_layer[place], values if name == "values" else keys)
         counters.seen, counters.in_arrival_order = seen + 1, False
         return tensors[self._read], tensors["values"]
 
@@ -86,7 +88,7 @@ class SlotsOfTokens:
     """
 
     def __init__(self, columns: Columns, rows: int, slots: Tensor) -> None:
-        index = columns.index(slots, columns.tensors)
+        index = columns.layout.index(slots, columns.tensors)
         self.by_token: list[list[tuple[str, tuple[Tensor, ...]]]] = []
         for token in range(slots.shape[-1]):
             of_token, before, views = [], None, ()

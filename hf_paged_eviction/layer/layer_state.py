@@ -124,12 +124,12 @@ class LayerState:
     @property
     def rows(self) -> int:
         """Number of rows of the batch."""
-        return self.store.shape[0]
+        return self.store.columns.shape[0]
 
     @property
     def heads(self) -> int:
         """Number of KV heads that this process holds."""
-        return self.store.shape[1]
+        return self.store.columns.shape[1]
 
     def can_group_with(self, other: "LayerState") -> bool:
         """Whether both layers can choose their victims together now. Reads no tensor."""
@@ -158,7 +158,7 @@ class LayerState:
             budget=budget,
             evicted_tokens=evicted_tokens,
             evicted_blocks=evicted_blocks,
-            storage_bytes=self.store.bytes,
+            storage_bytes=self.store.columns.bytes,
             storage_parts=self.store.bytes_by_part,
             summary_bytes=action.device_bytes,
             host_bytes=action.host_bytes,
@@ -296,7 +296,7 @@ class LayerState:
         """Apply an indexing of dimension 0 to all parts."""
         if self.table is None:
             return
-        self.store.map_rows(change)
+        self.store.columns.map_rows(change)
         self.table.map_rows(change)
         self.action.map_rows(change)
         if self.pending is not None:
@@ -395,7 +395,7 @@ class LayerState:
         )
         self.table = table = self._new_table(budget.now, rows, sets, saved.device)
         saved_table.load(table, in_table, held, seen, budget.split.unequal)
-        lengths, limits = self.store.columns.lengths, table.limits
+        lengths, limits = self.store.columns.layout.lengths, table.limits
         same = lengths is None or (limits is not None and limits.expand(-1, heads).flatten().tolist() == lengths)
         saved.need(same, "rows and heads hold other numbers of tokens than they may")
         if self.recorder is not None:

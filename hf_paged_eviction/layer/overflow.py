@@ -98,7 +98,7 @@ def fit(state: LayerState, *, anew: bool = False) -> None:
         _keep_best(state, Held(*store.read(table.held), table.positions), table.scores, 0, None)
     else:
         if store.slots > capacity:
-            store.move(capacity, table.held)
+            store.columns.resize(capacity, table.held)
         resize(table, capacity)
         state.settle(table, None)
 

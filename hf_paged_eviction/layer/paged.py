@@ -15,17 +15,17 @@ from ..disposals import AttentionCall, Disposal, Drop, Site
 from ..graphs import outside_graphs
 from ..policies.needs import Heads
 from ..policies.scorer import Scorer
-from ..precision.coded import CodedStore
+from ..precision.few_bits import FewBits
 from ..queries.observer import Observer, Queries
 from ..queries.recorder import QueryRecorder
 from ..saved import SavedState, StateDict
 from ..static.checks import refusal
 from ..static.ring import QueryRing
 from ..store.arriving import Arrivals
-from ..store.columns import Columns, gather_slots, no_mask
+from ..store.coders import Plain
+from ..store.columns import gather_slots
 from ..store.pending import Pending
-from ..store.ragged import RaggedColumns
-from ..store.store import Store
+from ..store.store import Store, no_mask
 from ..store.tensors import with_new
 from ..table.budget import BlockBudget
 from ..table.rollback import columns_to_remove
@@ -111,11 +111,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _make_store(self, budget: BlockBudget, common: Common, place: Place) -> Store:
         # Rows or heads with different numbers of tokens need no padding, unless keys are rotated again.
         unequal = common.split is not None and common.split.unequal and isinstance(common.disposal, Drop)
-        columns = RaggedColumns if unequal and place.rerotation is None else Columns
+        ragged = unequal and place.rerotation is None
         if place.codecs is None:
-            return Store(place.rerotation, common.static, columns)
-        size, protected, separate = budget.block_size, budget.protected, self.heads == "separate"
-        return CodedStore(place.codecs, size, protected, common.static, separate, columns)
+            return Store(Plain(place.rerotation), common.static, ragged)
+        separate = ragged or self.heads == "separate"
+        coder = FewBits(place.codecs, budget.block_size, budget.protected, separate)
+        return Store(coder, common.static, ragged)
 
     def __repr__(self) -> str:
         size = self.budget.tokens if self.budget.tokens is not None else self.budget.label
@@ -145,7 +146,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @without_autocast
     def _exposed(self, name: str) -> Tensor | None:
-        return self.state.exposed.expose(name, self.store.keys if name == "keys" else self.store.values)
+        states = self.store.read()[name == "values"] if self.store.columns.tensors else None
+        return self.state.exposed.expose(name, states)
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -532,7 +534,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.state.budget.give(budget)
         self.memory = None
         if self.state.table is None:
-            self.store.give_up()  # room of an earlier prompt
+            self.store.columns.use({})  # room of an earlier prompt
             return
         self.store.prefetch()
         fit(self.state)
@@ -665,13 +667,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def release(self) -> None:
         """Forget every token and free the storage."""
         self.reset()
-        self.store.give_up()
+        self.store.columns.use({})
         self.is_initialized = False
 
     def offload(self) -> None:
         """Move keys and values to the CPU; the (small) bookkeeping stays."""
         self.state.exposed.check()
-        self.store.move_to("cpu")
+        self.store.columns.move_to("cpu")
 
     def prefetch(self) -> None:
         """Bring keys and values back."""

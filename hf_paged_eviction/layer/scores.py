@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from ..precision.coded import CodedStore
-from ..precision.exact import Newest
+from ..store.exact import Newest
+from ..store.store import Store
 from .layer_state import LayerState
 
 
@@ -21,7 +21,7 @@ def in_slots(state: LayerState, slots: Tensor | None) -> Tensor:
         return scores if slots is None else scores.gather(-1, slots)
     if state.early:
         if (store_to_encode := uncoded(state)) is not None:
-            _score_newest(state, store_to_encode.newest())
+            _score_newest(state, store_to_encode.exact.newest_tokens())
         return table.scores if slots is None else table.scores.gather(-1, slots)
     if slots is None:
         positions, keys, values = table.positions, *store.read(table.held)
@@ -71,9 +71,9 @@ def note_appended(state: LayerState, keys: Tensor, values: Tensor) -> None:
         table.tokens.scores[:, :, table.held - count : table.held] = scores
 
 
-def uncoded(state: LayerState) -> CodedStore | None:
+def uncoded(state: LayerState) -> Store | None:
     """The store, if it has single tokens that are not encoded yet."""
-    return state.store if isinstance(state.store, CodedStore) and state.store.uncoded else None
+    return state.store if state.store.uncoded else None
 
 
 def block_waits(state: LayerState) -> bool:

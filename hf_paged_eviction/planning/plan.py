@@ -197,7 +197,7 @@ def _choice(sums: _Sums, bits: Bits, limit: int | None, measured: Measured | Non
     layers = _layers(sums, bits)
     per_token = sum(layer.store.token_bytes(*states) for layer, states in layers)
     fixed = sum(layer.store.fixed_bytes(*states) for layer, states in layers)
-    copies = any(layer.store.rounds or not layer.store.columns.pads for layer, _ in layers)
+    copies = any(layer.store.rounds or layer.store.columns.ragged for layer, _ in layers)
     waits = any(layer.recorder is not None for layer, _ in layers)
 
     def passing(blocks: int) -> int:

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from ..graphs import static
 from ..integration.rotary import Rotary
+from ..store.exact import RowStatistics
 
 #: Values of `bits=`, besides None.
 BITS = (2, 3, 4, 8)
 #: Rises when older codes cannot be read. Saved contexts have this number.
-FORMAT = 5
+FORMAT = 6
 #: Dtype of the distance between levels, with the range of float32.
 LEVELS = torch.bfloat16
 
@@ -46,25 +47,12 @@ class Codes:
     Attributes:
         packed: `[batch, kv_heads, n, bytes]` uint8; with lengths `[total, bytes]`.
         levels: `[batch, kv_heads, n, 1]` bfloat16, the distance between two levels; with lengths `[total, 1]`.
-        lengths: see `Columns.lengths`.
+        lengths: see `Segments`.
     """
 
     packed: Tensor
     levels: Tensor
     lengths: list[int] | None = None
-
-
-@dataclass(frozen=True)
-class RowStatistics:
-    """Mean and size of each channel in a row, measured on its first tokens, `[batch, kv_heads, 1, dim]` each.
-
-    Attributes:
-        mean: see `Codec.mean`.
-        sizes: see `Codec.sizes`.
-    """
-
-    mean: Tensor
-    sizes: Tensor
 
 
 class Codec:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..attention.weights import Logits
+from ..store.exact import Exact
 from . import native
 from .codec import Codec
-from .exact import Exact
 from .in_codes import InCodes
 from .launching import WARPS, launch, output_of
 
@@ -109,7 +109,7 @@ def read(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> T
     call = native.launch if query.device.type == "cpu" else launch
     if torch.compiler.is_compiling():
         call = torch.ops.hf_paged_eviction.attend_to_codes
-    columns, bounds = held.columns, held.columns.bounds or (None, None)
+    columns, bounds = held.columns, held.columns.layout.bounds or (None, None)
     parts = [columns[name].contiguous() for name in _COLUMNS]
     sizes = held.slots, columns.shape[2]
     return call(*_arguments(held.codecs, parts, held.exact, bounds, query, mask, logits, sizes))

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..attention.weights import Logits
 from ..store.columns import Columns
+from ..store.exact import EMPTY, Exact
 from .codec import Codec, Codes
-from .exact import EMPTY, Exact
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class InCodes:
 
     Attributes:
         codecs: codecs of keys and of values.
-        columns: columns of a `CodedStore`.
+        columns: columns of codes, see `FewBits`.
         exact: tokens that are not rounded.
         held: number of slots in use, the first ones; None = all.
         visible: `[batch, 1 or kv_heads, slots]` bool, the slots that hold a token; None = all, or the model's mask says
@@ -50,16 +50,16 @@ class InCodes:
     def slots(self) -> int:
         """Number of slots that attention reads; for heads of different length, the slots of a padded copy."""
         columns = self.columns
-        return columns.shape[2] if self.held is None or columns.lengths is not None else self.held
+        return columns.shape[2] if self.held is None or columns.layout.lengths is not None else self.held
 
     def codes(self, part: str) -> Codes:
         """The codes of the part "key" or "value"."""
-        return Codes(self._column(f"{part}_codes"), self._column(f"{part}_levels"), self.columns.lengths)
+        return Codes(self._column(f"{part}_codes"), self._column(f"{part}_levels"), self.columns.layout.lengths)
 
     def _column(self, name: str) -> Tensor:
         """The slots of a column that attention reads; with lengths, all."""
         column = self.columns[name]
-        return column[:, :, : self.slots] if self.columns.lengths is None else column
+        return column[:, :, : self.slots] if self.columns.layout.lengths is None else column
 
     def read(self, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
         """Attention of one query per row, `[batch, 1, query_heads, dim]`, in float32 or wider, by torch operators.
@@ -94,7 +94,7 @@ class InCodes:
         own = torch.arange(slots, products.shape[-1], device=held.device)
         nobody = torch.where(held == EMPTY, own, held)[:, :, None].expand(-1, -1, products.shape[2], -1)
         products = products.scatter_(-1, nobody, hidden)
-        if (bounds := self.columns.bounds) is not None:
+        if (bounds := self.columns.layout.bounds) is not None:
             beyond = torch.arange(slots, device=held.device) >= bounds[1][:, :, None, None]
             products[..., :slots].masked_fill_(beyond, hidden)
         return products

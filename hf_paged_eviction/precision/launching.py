@@ -72,9 +72,9 @@ def launch(
     """The three kernels, one after the other; contiguous tensors.
 
     Args:
-        columns: codes and levels of keys, those of values, and positions, see `CodedStore`.
+        columns: codes and levels of keys, those of values, and positions, see `FewBits`.
         exact: slots, keys, values, means and sizes of `Exact`.
-        bounds: see `Columns.bounds`; None = slots lie side by side.
+        bounds: see `Segments`; None = slots lie side by side.
         turns: of keys and values, see `Codec.turn`; None = channels are not mixed.
         turning, layout: see `Rotary.in_pairs`; None = no channel turns.
         set_slots: of a row and KV head; `slots` of them are read.

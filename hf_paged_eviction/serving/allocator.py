@@ -9,7 +9,7 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
 from transformers.generation.continuous_batching.requests import RequestState
 
-from ..precision.coded import CodedStore
+from ..precision.few_bits import FewBits
 from ..table.spans import Spans
 from .attention import hand_over
 from .coded_pages import CodedPages
@@ -95,11 +95,11 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         states, _ = self._kv_token_views[self.layer_indices[0]]  # from the first row of all pages on
         layers = [options.layers[layer] for layer in self.layer_indices]
         sets = stock.num_key_value_heads if options.separate else 1
-        coded = [layer.store for layer in layers if isinstance(layer.store, CodedStore)]
+        coders = [layer.store.coder for layer in layers if isinstance(layer.store.coder, FewBits)]
         size = self.tokens_per_page
         self._pages = (
-            CodedPages(coded, states, sets, options.budget, size)
-            if coded
+            CodedPages(coders, states, sets, options.budget, size)
+            if coders
             else StockPages(states, len(layers), sets, options.budget, size)
         )
         self.page_tokens = self._pages.page_tokens

@@ -10,11 +10,11 @@ from torch import Tensor
 from ..attention.weights import Logits
 from ..parts import map_tensors
 from ..precision import fused
-from ..precision.codec import LEVELS, Codec, Codes, RowStatistics
-from ..precision.coded import CodedStore
-from ..precision.exact import Exact, Newest
+from ..precision.codec import LEVELS, Codec
+from ..precision.few_bits import FewBits
 from ..precision.in_codes import InCodes
 from ..store.columns import Columns, gather_slots
+from ..store.exact import Exact, Newest
 from ..store.room import Room
 from .pages import Kept, Tokens, grown
 from .records import NAMES, WORD, RecordLayout
@@ -24,7 +24,7 @@ from .stock_pages import StockPages
 class CodedPages(StockPages):
     """Pages that hold records of tokens, and beside them the tokens of each request that are not rounded.
 
-    What is rounded, and when, is as in a `CodedStore`. A single token waits among those that are not rounded, until
+    What is rounded, and when, is as with `FewBits`. A single token waits among those that are not rounded, until
     `encode` writes the records of all that wait.
 
     Attributes:
@@ -34,27 +34,25 @@ class CodedPages(StockPages):
         exact: of each layer, the tokens of all requests that are not rounded; slots are counted within a set.
 
     Args:
-        stores: of the layers that evict, empty: how they encode.
+        coders: of the layers that evict.
         states, sets, slots, page_size: see `StockPages`.
     """
 
     rounds = True
 
-    def __init__(self, stores: Sequence[CodedStore], states: Tensor, sets: int, slots: int, page_size: int) -> None:
-        super().__init__(states, len(stores), sets, slots, page_size)
+    def __init__(self, coders: Sequence[FewBits], states: Tensor, sets: int, slots: int, page_size: int) -> None:
+        super().__init__(states, len(coders), sets, slots, page_size)
         heads, dim = states.shape[1:]
         self.keys = self.values = states.view(torch.int64).flatten()
-        self.codecs = [store.codecs for store in stores]
+        self._coders, self.codecs = coders, [coder.codecs for coder in coders]
         self.layout = RecordLayout.of(self.codecs[0], heads // sets, dim)
         self.page_tokens = self.layout.per_page(page_size, states.element_size())
         self._row_words = heads * dim * states.element_size() // WORD
-        self._of_set = torch.arange(len(stores) * sets, device=self.device) * (self.page_tokens * self.layout.words)
+        self._of_set = torch.arange(len(coders) * sets, device=self.device) * (self.page_tokens * self.layout.words)
         self._word = torch.arange(self.layout.words, device=self.device)
         self._like = states.new_empty(0, heads, 0, dim)
-        self.exact = [store.exact_like(self._like, self._like) for store in stores]
-        for key_codec, _ in self.codecs:
-            if key_codec.rotary is not None:
-                key_codec.rotary.prepare(self.device)
+        kinds = [coder.kinds(self._like, self._like)[1] for coder in coders]
+        self.exact = [kind.change(lambda part: torch.empty_like(part, device=self.device)) for kind in kinds]
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
@@ -95,36 +93,17 @@ class CodedPages(StockPages):
     def _write(self, places: Tensor, records: Tensor) -> None:
         self.keys[self.rows.view(-1)[places][..., None] + self._word] = records
 
-    def _encode(
-        self, layer: int, keys: Tensor, values: Tensor, positions: Tensor, of_rows: tuple[RowStatistics, RowStatistics]
-    ) -> Tensor:
+    def _encode(self, layer: int, keys: Tensor, values: Tensor, positions: Tensor, exact: Exact) -> Tensor:
         """Records `[n, S, m, words]` of tokens at `positions` `[n, S, m]`."""
-        heads, columns = keys.shape[1], {"positions": positions[..., None]}
-        each = positions.expand(-1, heads, -1)[..., None] if positions.shape[1] == 1 else positions[..., None]
-        parts = zip(("key", "value"), self.codecs[layer], (keys, values), of_rows, strict=True)
-        for name, codec, states, statistics in parts:
-            codes = codec.encode(states, statistics, each)
-            columns[f"{name}_codes"], columns[f"{name}_levels"] = codes.packed, codes.levels
-        return self.layout.pack(columns)
+        columns = self._coders[layer].encode(keys, values, positions, exact)
+        return self.layout.pack({**columns, "positions": positions[..., None]})
 
     def read(self, layer: int, places: Tensor) -> tuple[Tensor, Tensor]:
         """See `Pages.read`, of all sets of a layer; decodes."""
         numbers = places[:, 0, 0] // self.rows.shape[1]
         exact, columns = _rows_of(self.exact[layer], numbers), self.layout.unpack(self._records(places))
-        parts = zip(
-            ("key", "value"), self.codecs[layer], (exact.keys, exact.values), exact.row_statistics(), strict=True
-        )
-        keys, values = (
-            codec.decode(
-                Codes(columns[f"{name}_codes"], columns[f"{name}_levels"]),
-                like.shape[-1],
-                like.dtype,
-                statistics,
-                columns["positions"],
-            )
-            for name, codec, like, statistics in parts
-        )
-        return exact.instead(self._in_sets(layer, numbers, places), keys, values)
+        states = self._coders[layer].decode(columns, exact)
+        return exact.instead(self._in_sets(layer, numbers, places), *states)
 
     def _in_sets(self, layer: int, numbers: Tensor, places: Tensor) -> Tensor:
         """Numbers `[n, S, m]` of tokens in their sets."""
@@ -162,9 +141,9 @@ class CodedPages(StockPages):
             alike = [layer for layer in todo if _alike(self.codecs[todo[0]], self.codecs[layer])]
             todo = [layer for layer in todo if layer not in alike]
             newest = map_tensors(_joined, *(all_newest[layer] for layer in alike))
-            statistics = map_tensors(_joined, *(layers[layer] for layer in alike)).row_statistics()
+            exact = map_tensors(_joined, *(layers[layer] for layer in alike))
             sets = slice(None, self._sets)
-            records = self._encode(alike[0], newest.keys, newest.values, newest.positions[:, sets], statistics)
+            records = self._encode(alike[0], newest.keys, newest.values, newest.positions[:, sets], exact)
             places = torch.cat(
                 [self.places(numbers, all_newest[layer].slots[:, sets], self._sets_of(layer)) for layer in alike]
             )
@@ -221,7 +200,7 @@ class CodedPages(StockPages):
         keys, values, positions = tokens
         exact = _of(self.exact[layer], number)
         came = keys[:, :, -new:], values[:, :, -new:], positions[..., -new:]
-        self._write(places, self._encode(layer, *came, exact.row_statistics()))
+        self._write(places, self._encode(layer, *came, exact))
         exact.find(
             positions,
             positions[:, 0].amax(-1) + 1,
@@ -238,7 +217,7 @@ class CodedPages(StockPages):
         if new:
             came = torch.arange(new, device=self.device) + exact.count[:, None, None]
             parts = keys[:, :, held:], values[:, :, held:], came.expand(1, self._sets, -1)
-            records.append(self._encode(layer, *parts, exact.row_statistics()))
+            records.append(self._encode(layer, *parts, exact))
         indices = tokens.indices[None]
 
         def states(slots: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from ..cache import PagedEvictionCache
 from ..disposals import Drop
 from ..layer.paged import PagedLayer
 from ..layer.scores import encode
-from ..precision.coded import CodedStore
+from ..precision.few_bits import FewBits
 from ..queries.observer import Observer
 from ..store.columns import gather_slots
 from ..store.tensors import byte_count
@@ -169,13 +169,13 @@ class _Part:
 def _states(layer: PagedLayer, slots: Tensor, positions: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """What pages hold of the tokens in the slots `[1, S, n]`, `[1, S, n, ...]`, and beside them."""
     store, (sets, held) = layer.store, slots.shape[1:]
-    if not isinstance(store, CodedStore):
+    if not isinstance(store.coder, FewBits):
         by_set = (gather_slots(states, slots).unflatten(1, (sets, -1)).transpose(2, 3) for states in store.read(held))
         return list(by_set), []
     columns = {name: gather_slots(column, slots) for name, column in store.columns.first(held).items() if name in NAMES}
     exact = store.exact.change(torch.clone)
-    exact.move(torch.empty_like(slots).scatter_(-1, slots, torch.arange(held, device=slots.device).expand_as(slots)))
-    layout = RecordLayout.of(store.codecs, exact.keys.shape[1] // sets, exact.keys.shape[-1])
+    exact.reorder(slots)
+    layout = RecordLayout.of(store.coder.codecs, exact.keys.shape[1] // sets, exact.keys.shape[-1])
     return [layout.pack({**columns, "positions": positions[..., None]})], list(exact.tensors())
 
 
@@ -222,7 +222,7 @@ def _why_not(cache: PagedEvictionCache, sizes: BlockBudget, served: Mapping[int,
 
 
 def _bits(layer: PagedLayer) -> tuple[int | None, ...] | None:
-    return tuple(codec.bits for codec in layer.store.codecs) if isinstance(layer.store, CodedStore) else None
+    return tuple(codec.bits for codec in layer.store.coder.codecs) or None
 
 
 def _sizes(sizes: Any) -> str:

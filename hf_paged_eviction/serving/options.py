@@ -10,8 +10,8 @@ from transformers import ContinuousBatchingConfig
 from ..integration.model_rotary import head_dim
 from ..naming.sizes import parse_bytes
 from ..precision.codec import Codec
-from ..precision.coded import CodedStore
-from ..store.store import Store
+from ..precision.few_bits import FewBits
+from ..store.coders import Coder
 from ..table.budget import whole_number
 from .records import RecordLayout
 from .setup import Setup
@@ -47,7 +47,7 @@ class ServingOptions(Setup):
     ) -> None:
         super().__init__(config, options)
         for layer in self.layers.values():
-            _check_codes(layer.store, options.get("bits"))
+            _check_codes(layer.store.coder, options.get("bits"))
         self.prefill_chunk_size = whole_number("prefill_chunk_size", prefill_chunk_size, 1)
         self.prefix_bytes = 0 if prefix_cache is None else parse_bytes(prefix_cache)
         self._head_dim = head_dim(config.get_text_config(decoder=True), next(iter(self.layers)))
@@ -61,10 +61,10 @@ class ServingOptions(Setup):
         """Number of tokens of each layer whose keys and values a page for `page_size` tokens of this dtype holds: more
         in few bits."""
         layer = next(iter(self.layers.values()))
-        store, heads = layer.store, layer.local_heads.total
-        if not isinstance(store, CodedStore) or heads is None:
+        coder, heads = layer.store.coder, layer.local_heads.total
+        if not isinstance(coder, FewBits) or heads is None:
             return page_size
-        layout = RecordLayout.of(store.codecs, 1 if self.separate else heads, self._head_dim)
+        layout = RecordLayout.of(coder.codecs, 1 if self.separate else heads, self._head_dim)
         return layout.per_page(page_size, dtype.itemsize)
 
     def page_size(self, dtype: torch.dtype) -> int:
@@ -134,13 +134,13 @@ class ServingOptions(Setup):
             )
 
 
-def _check_codes(store: Store, bits: Any) -> None:
+def _check_codes(coder: Coder, bits: Any) -> None:
     """Refuse codes that pages cannot hold.
 
     Raises:
         ValueError: keys or values are not rounded to bits, or by codecs of another package.
     """
-    if isinstance(store, CodedStore) and any(type(codec) is not Codec or codec.bits is None for codec in store.codecs):
+    if any(type(codec) is not Codec or codec.bits is None for codec in coder.codecs):
         raise ValueError(
             f"Continuous batching does not support bits={bits!r}: pages hold keys and values in 8, 4, 3 or 2 bits, or "
             "both in the model's type. Give bits= for both, leave it out, or use PagedEvictionCache(..., bits=...) "

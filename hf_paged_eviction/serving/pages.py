@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..precision.exact import Newest
+from ..store.exact import Newest
 
 #: All sets of all layers.
 ALL = slice(None)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..precision.codec import LEVELS, Codec, packed_width
 
-#: Columns of a `CodedStore`, those of keys and values in the order of a record.
+#: Columns of `FewBits`, those of keys and values in the order of a record.
 NAMES = "key_codes", "value_codes", "key_levels", "value_levels"
 #: Records begin at multiples of so many bytes.
 WORD = 8
@@ -74,7 +74,7 @@ class RecordLayout:
         return 2 * page_size * self.heads * self.dim * item_size // (self.words * WORD)
 
     def pack(self, columns: dict[str, Tensor]) -> Tensor:
-        """Records `[B, S, n, words]` int64 of columns `[B, S * heads, n, ...]` of a `CodedStore`."""
+        """Records `[B, S, n, words]` int64 of columns `[B, S * heads, n, ...]` of `FewBits`."""
         codes, positions = columns["key_codes"], columns["positions"]
         rows, heads, count, _ = codes.shape
         shape = rows, heads // self.heads, self.heads, count

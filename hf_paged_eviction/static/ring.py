@@ -7,7 +7,6 @@ from ..queries.observer import Queries, load_queries
 from ..saved import SavedState, StateDict
 from ..store.arriving import StateKind
 from ..store.room import static_zeros
-from ..store.tensors import storage_shape
 
 
 class QueryRing:
@@ -32,7 +31,7 @@ class QueryRing:
         if example is None:
             raise RuntimeError("Attention has not told of any query yet.")
         # The rows may have been changed since the last forward of several tokens.
-        shape = (rows, *storage_shape(example, 2 * block_size)[1:])
+        shape = (rows, example.shape[1], 2 * block_size, example.shape[3])
         if self._ring is None or (self._ring.shape, self._ring.dtype) != (shape, example.dtype):
             self._ring = static_zeros(shape, example.device, example.dtype)
 

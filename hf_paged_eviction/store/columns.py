@@ -1,47 +1,24 @@
-"""Columns: tensors with an entry per slot.
+"""Columns: tensors by name, with an entry per slot.
 
 A column is a tensor `[rows, sets, slots, ...]`, such as keys, codes or statistics. `sets` is the number of KV heads, or
 1 if all heads share the entries. Indices of slots are `[rows, 1 or sets, n]` int64; if they have more sets than the
 column, the first ones are used.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
+from copy import copy
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..parts import map_tensors, tensors_of
 from ..saved import SavedState, StateDict
+from .layouts import Dense, Layout, Segments, States, gather_slots, slot_index
 from .room import Room
 from .tensors import byte_count
 
-#: Tensors by column.
-States = Mapping[str, Tensor]
-
-
-def slot_index(slots: Tensor, column: Tensor) -> Tensor:
-    """Expand slots `[batch, 1 or sets, n]` to an index into a column `[batch, sets, slots, ...]`, without a copy. If
-    there are more sets than in the column, the first ones are used."""
-    sets = column.shape[1]
-    if slots.shape[1] > sets:
-        slots = slots[:, :sets]
-    if column.ndim == 3:
-        return slots.expand(-1, sets, -1)
-    return slots.unsqueeze(-1).expand(-1, sets, -1, column.shape[3])
-
-
-def gather_slots(column: Tensor, slots: Tensor) -> Tensor:
-    """Read a column at `slots` `[batch, 1 or sets, n]`: `[batch, sets, n, ...]`."""
-    return column.gather(2, slot_index(slots, column))
-
-
-def padded_shape(columns: States) -> tuple[int, int, int]:
-    """Number of rows, sets and slots of columns `[B, S, slots, ...]`."""
-    rows, sets, slots = next(iter(columns.values())).shape[:3]
-    return rows, sets, slots
-
-
-def no_mask() -> None:
-    """None, for a layer that needs no mask of its own."""
+__all__ = ["Columns", "States", "gather_slots", "slot_index"]
 
 
 class Columns:
@@ -50,20 +27,19 @@ class Columns:
     A column is replaced only when the number of rows or slots changes, so it keeps its address for compiled code.
 
     Attributes:
-        pads: whether all sets have the same number of slots, even if some may use fewer.
         tensors: the columns by name; none before the first tokens.
-        layout: an object that changes whenever `tensors` are replaced.
+        layout: where slots lie; another object whenever `tensors` are replaced.
+        beside: a dataclass of further tensors, with rows in dimension 0, and `load_state`; None = there is none.
         room: makes the tensors.
+        ragged: whether sets may have different numbers of slots, see `take`.
 
     Args:
-        room: see above.
+        room, ragged: see above.
     """
 
-    pads = True
-
-    def __init__(self, room: Room) -> None:
-        self.room = room
-        self._lay({})
+    def __init__(self, room: Room, ragged: bool = False) -> None:
+        self.room, self.ragged = room, ragged
+        self.use({})
 
     # ---- what there is --------------------------------------------------------------------------------------------
 
@@ -72,44 +48,21 @@ class Columns:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Number of rows, sets and slots of the first column."""
-        return padded_shape(self.tensors)
+        """Number of rows, sets and slots of the first column; of segments, the slots of a padded copy."""
+        return self.layout.shape(self.tensors)
 
     @property
     def bytes(self) -> int:
-        """Bytes of all slots, used or not."""
-        return byte_count(*self.tensors.values())
-
-    @property
-    def lengths(self) -> list[int] | None:
-        """Number of slots of each set of each row, if the columns are `[total, ...]`, one set after the other; `first`
-        then returns a padded copy. None = all sets have the same number."""
-        return None
-
-    @property
-    def bounds(self) -> tuple[Tensor, Tensor] | None:
-        """First slot and number of slots of each set of each row, `[rows, sets]` each, on the device."""
-        return None
-
-    def padded(self, name: str) -> Tensor:
-        """One column of `first`."""
-        return self.tensors[name]
+        """Bytes of all slots, used or not, and of what is beside."""
+        return byte_count(*self.tensors.values(), *tensors_of(self.beside))
 
     def first(self, held: int | None = None) -> States:
-        """The first `held` slots, or all; views if possible."""
-        if held is None:
-            return self.tensors
-        return {name: column[:, :, :held] for name, column in self.tensors.items()}
+        """The first `held` slots, or all, `[rows, sets, held, ...]`; views, but a padded copy of segments."""
+        return self.layout.first(self.tensors, held)
 
     def at(self, slots: Tensor) -> States:
         """Read these slots, `[rows, sets, n, ...]` of each column."""
-        return {name: self.tensors[name].gather(2, index) for name, index in self.index(slots, self.tensors).items()}
-
-    def carrier(
-        self, keys: Tensor, held: int | None = None, visible: Callable[[], Tensor | None] = no_mask
-    ) -> Tensor | None:
-        """See `Store.carrier`; for columns that are keys and values."""
-        return None
+        return self.layout.at(self.tensors, slots)
 
     # ---- tokens ---------------------------------------------------------------------------------------------------
 
@@ -121,43 +74,21 @@ class Columns:
     def overwrite(self, slots: Tensor, new: States, where: Tensor | None = None) -> None:
         """Write one token to each of the slots `[rows, 1 or sets, n]`; `where` `[rows, 1 or sets, n]` bool, False = do
         not write; None = write all."""
-        for name, places in self.index(slots, new).items():
-            self.put(name, places, new[name], where)
-
-    def index(self, slots: Tensor, names: Iterable[str]) -> States:
-        """The index of the slots `[rows, 1 or sets, n]` of these columns, for `put`; `n` is dimension 2."""
-        index: dict[str, Tensor] = {}  # compiled code may run this
-        shape, places = None, slots
-        for name in names:
-            column = self.tensors[name]
-            if column.shape != shape:
-                shape, places = column.shape, slot_index(slots, column)
-            index[name] = places
-        return index
-
-    def put(self, name: str, places: Tensor, states: Tensor, where: Tensor | None = None) -> None:
-        """Like `overwrite`, for one column, of which `index` returned the places."""
-        column = self.tensors[name]
+        layout = self.layout
         if where is not None:
-            comes = where[:, : column.shape[1]]
-            states = torch.where(comes if column.ndim == 3 else comes[..., None], states, column.gather(2, places))
-        column.scatter_(2, places, states)
+            held = layout.at(self.tensors, slots)
+            new = {name: torch.where(_beside(where, states), states, held[name]) for name, states in new.items()}
+        for name, index in layout.index(slots, self.tensors).items():
+            layout.write(self.tensors[name], index, new[name])
 
     def write(self, slot: Tensor, new: States) -> None:
         """Like `overwrite`, for one slot `[rows, 1 or sets]` and states of any dtype, perhaps in compiled code."""
         new = {name: states.detach().to(self.tensors[name].dtype) for name, states in new.items()}
-        if torch.compiler.is_compiling():
-            self._write_compiled(slot, new)
-        else:
+        if not torch.compiler.is_compiling():
             self.overwrite(slot[..., None], new)
-
-    def _write_compiled(self, slot: Tensor, new: States) -> None:
+            return
         for name, states in new.items():
-            column = self.tensors[name]
-            rows, sets = column.shape[:2]
-            row, one = torch.arange(rows, device=column.device)[:, None], torch.arange(sets, device=column.device)
-            # Not scatter_, for which inductor copies the whole column.
-            column.index_put_((row, one, slot), states[:, :, 0])
+            self.layout.write_compiled(self.tensors[name], slot, states)
 
     def take(self, sources: States, kept_indices: Tensor, views: bool, limits: Tensor | None = None) -> None:
         """Take over the chosen tokens of these sources, and drop all others.
@@ -166,75 +97,98 @@ class Columns:
             sources: `[rows, sets, n, ...]` for each column, by name.
             kept_indices: `[rows, 1 or sets, slots]` int64 along `n`, the tokens that stay.
             views: whether sources are views of these columns, so that other tensors are needed.
-            limits: `[rows, 1 or sets]`, how many slots each set may use; None = all.
+            limits: `[rows, 1 or sets]`, how many slots each set may use; ragged columns then have just these. None =
+                all.
         """
-        anew = views or kept_indices.shape[-1] != self.shape[2]
-        new = self.room.like(self.tensors, kept_indices.shape[-1]) if anew else self.tensors
-        index = None
-        for name, source in sources.items():
-            if index is None or index.shape != new[name].shape:
-                index = slot_index(kept_indices, source)
-            torch.gather(source, 2, index, out=new[name])
-        self.use(new)
+        count, new = kept_indices.shape[-1], self.tensors
+        layout: Layout = Dense()
+        if self.ragged:
+            if limits is None:
+                raise ValueError("Ragged columns are for layers whose rows or heads have limits of their own.")
+            rows, sets = next(iter(sources.values())).shape[:2]
+            layout = segments = Segments(limits.expand(rows, sets), kept_indices.device, count)
+            new = self.room.like(sources, count, segments.total)
+        elif views or count != self.layout.shape(new)[2]:
+            new = self.room.like(sources, count)
+        layout.take(sources, kept_indices, new)
+        self.use(new, layout, self.beside)
 
     def reorder(self, order: Tensor) -> None:
         """Reorder the first slots by `order` `[rows, 1 or sets, held]`."""
-        for column in self.tensors.values():
-            column[:, :, : order.shape[-1]] = gather_slots(column, order)
+        self.layout.reorder(self.tensors, order)
 
     # ---- rows and room --------------------------------------------------------------------------------------------
 
-    def use(self, new: States) -> None:
-        """Replace the columns."""
-        self._lay(new)
-
-    def _lay(self, new: States) -> None:
-        self.tensors, self.layout = dict(new), object()
+    def use(self, new: States, layout: Layout | None = None, beside: Any = None) -> None:
+        """Replace the columns; None = they are dense, and nothing is beside."""
+        self.tensors, self.layout, self.beside = dict(new), layout or Dense(), beside
 
     def resize(self, slots: int, held: int) -> None:
         """Change the number of slots. Tokens in the first `held` slots keep their slots."""
         old, new = self.first(held), self.room.like(self.tensors, slots)
         for name, states in old.items():
             new[name][:, :, :held] = states
-        self.use(new)
+        self.use(new, None, self.beside)
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Apply an indexing of dimension 0. If the number of rows does not change (beams), the tensors keep their
+        """Apply an indexing of dimension 0. If the number of rows does not change (beams), fixed tensors keep their
         addresses."""
-        new = {name: change(column) for name, column in self.tensors.items()}
-        if self.room.fixed and all(column.shape == self.tensors[name].shape for name, column in new.items()):
-            for name, column in new.items():
-                self.tensors[name].copy_(column)
+        layout, moved = self.layout.rows_of(change)
+        new = map_tensors(moved, self.tensors), map_tensors(change, self.beside)
+        old = self.tensors, self.beside
+        pairs = list(zip(tensors_of(old), tensors_of(new), strict=True))
+        if self.room.fixed and layout.lengths is None and all(mine.shape == its.shape for mine, its in pairs):
+            for mine, its in pairs:
+                mine.copy_(its)
         else:
-            self.use({name: self.room.own(column) for name, column in new.items()})
+            columns, beside = map_tensors(self.room.own, new)
+            self.use(columns, layout, beside)
 
-    def widen(self, names: Iterable[str], dtype: torch.dtype) -> None:
-        """Convert these columns to a wider dtype."""
-        old = {name: self.tensors[name] for name in names}
-        wider = {name: self.room.make(states.shape, dtype, states.device).copy_(states) for name, states in old.items()}
-        self._lay({**self.tensors, **wider})
+    def convert(self, kinds: States, beside: Any) -> None:
+        """Convert to the dtypes of tensors like these, which are wider."""
+        columns, beside = map_tensors(self._converted, (self.tensors, self.beside), (kinds, beside))
+        self.use(columns, copy(self.layout), beside)
+
+    def _converted(self, states: Tensor, kind: Tensor) -> Tensor:
+        if states.dtype == kind.dtype:
+            return states
+        return self.room.make(states.shape, kind.dtype, states.device).copy_(states)
 
     def zero(self) -> None:
-        """Fill all slots with zeros."""
-        for column in self.tensors.values():
-            column.zero_()
+        """Fill everything with zeros."""
+        for part in tensors_of((self.tensors, self.beside)):
+            part.zero_()
 
     def move_to(self, device: torch.device | str) -> None:
         """Move to another device."""
-        self._lay({name: column.to(device, non_blocking=True) for name, column in self.tensors.items()})
+        columns, beside = map_tensors(lambda part: part.to(device, non_blocking=True), (self.tensors, self.beside))
+        self.use(columns, copy(self.layout), beside)
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
     def state_dict(self, held: int) -> StateDict:
-        """The first `held` slots; or, with lengths, all slots and the `lengths` `[rows, sets]` int64."""
-        return dict(self.first(held))
+        """The first `held` slots, or all of segments and their `lengths` `[rows, sets]` int64; and what is beside."""
+        bounds = self.layout.bounds
+        lengths = None if bounds is None else bounds[1].cpu()
+        return {**self.layout.stored(self.tensors, held), "lengths": lengths, "beside": self.beside}
 
-    def load_state(self, saved: SavedState, held: int) -> None:
-        """Restore what `state_dict` of columns of this shape returned.
+    def load_state(self, saved: SavedState, held: int, beside: SavedState | None = None) -> None:
+        """Restore what `state_dict` of columns with these names, rows and sets returned; `beside`: its part "beside".
 
         Raises:
             ValueError: the state does not fit.
         """
-        for name, column in self.tensors.items():
-            shape = (*column.shape[:2], held, *column.shape[3:])
-            column[:, :, :held] = saved.checked(name, shape, column.dtype)
+        if saved.has("lengths"):
+            lengths = saved.checked("lengths", self.shape[:2], torch.int64, 1, held)
+            layout = Segments(lengths, saved.device, held)
+            self.use(self.room.like(self.tensors, 0, layout.total), layout, self.beside)
+        for name, part in self.layout.stored(self.tensors, held).items():
+            part.copy_(saved.checked(name, part.shape, part.dtype))
+        if beside is not None:
+            self.beside.load_state(beside, held)
+
+
+def _beside(where: Tensor, states: Tensor) -> Tensor:
+    """`where` `[rows, 1 or sets, n]`, for states `[rows, sets, n, ...]`."""
+    where = where[:, : states.shape[1]]
+    return where if states.ndim == 3 else where[..., None]

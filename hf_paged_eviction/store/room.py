@@ -30,22 +30,22 @@ class Room:
         self.fixed = fixed
         self.zeroed = zeroed or fixed
 
-    def make(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def make(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Make a tensor that may be written to inside and outside of `torch.inference_mode`."""
         with torch.inference_mode(False):
-            tensor = torch.empty(shape, dtype=dtype, device=device)
-            if self.zeroed:
-                tensor.zero_()
-        return static(tensor) if self.fixed else tensor
+            tensor = torch.empty(tuple(shape), dtype=dtype, device=device)
+            return self.own(tensor.zero_() if self.zeroed else tensor)
 
-    def like(self, states: Mapping[str, Tensor], slots: int) -> dict[str, Tensor]:
-        """Like `make`: a tensor for each of these `[rows, sets, n, ...]`, with another number of slots."""
+    def like(self, states: Mapping[str, Tensor], slots: int, total: int | None = None) -> dict[str, Tensor]:
+        """Make a tensor for each of these `[rows, sets, n, ...]`, with another number of slots; `total`: `[total,
+        ...]`."""
         tensors = {}
         with torch.inference_mode(False):
             for name, state in states.items():
-                shape = (*state.shape[:2], slots, *state.shape[3:])
-                column = torch.empty(shape, dtype=state.dtype, device=state.device)
-                tensors[name] = self.own(column.zero_() if self.zeroed else column)
+                shape = (*state.shape[:2], slots) if total is None else (total,)
+                column = torch.empty((*shape, *state.shape[3:]), dtype=state.dtype, device=state.device)
+                column = column.zero_() if self.zeroed else column
+                tensors[name] = static(column) if self.fixed else column
         return tensors
 
     def own(self, tensor: Tensor) -> Tensor:

@@ -1,17 +1,21 @@
 """The store of a layer: its keys and values."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
-from ..integration.rotary import Rotary
+from ..attention.in_place import carry
+from ..parts import map_tensors, split_rows, tensors_of
 from ..saved import SavedState, StateDict
 from .arriving import StateKind
-from .columns import Columns, States, no_mask
+from .coders import Coder, KeysValues, Plain, Visible
+from .columns import Columns, gather_slots, slot_index
+from .exact import Exact, Newest
 from .room import Room
-from .tensors import serves
+from .tensors import byte_count
 
 
 @dataclass(frozen=True)
@@ -31,93 +35,89 @@ class Arrived:
     limits: Tensor | None = None
 
 
+def no_mask() -> None:
+    """None, for a layer that needs no mask of its own."""
+
+
 class Store:
-    """Keys and values in one column each, which are replaced as rarely as possible.
+    """Keys and values of a layer, in columns that are replaced as rarely as possible.
 
     The store grows as it fills. For compiled steps it has the slots of the whole budget from the start.
 
-    With `rerotation`, attention reads a copy of the keys that are rotated to other positions. The copy takes half as
-    much memory as keys and values. In return a decoded token rotates nothing: the copy is renewed once per block,
-    always from the original keys, so rounding errors do not add up. There is no copy until something is evicted.
+    If the coder rounds, every token is encoded once; later operations move or overwrite its codes. A single token is
+    first stored without rounding, and the layer calls `encode` when a whole block has come.
 
     Attributes:
-        rounds: whether tokens are stored in fewer bits.
+        coder: says what lies in the columns.
+        rounds, rerotation: those of the coder.
+        columns: what is stored.
         uncoded: number of newest tokens that are not encoded yet.
-        room: allocates the tensors.
-        columns: keys, values and, with `rerotation`, rotated keys.
         dtype, device: dtype and device of keys and values; None before the first forward.
-        rerotation: rotation of these keys in the model; None = attention reads the original keys.
 
     Args:
-        rerotation: see above.
+        coder: see above.
         fixed: whether all tensors keep their addresses, for compiled steps. Unused slots hold zeros.
-        columns: makes columns from a room. Columns without padding cannot be combined with `rerotation`.
+        ragged: whether rows and KV heads may have different numbers of slots, without padding. Not with `rerotation`.
     """
 
-    rounds = False
-    uncoded = 0
-
-    def __init__(
-        self,
-        rerotation: Rotary | None = None,
-        fixed: bool = False,
-        columns: Callable[[Room], Columns] = Columns,
-    ) -> None:
-        self.room = Room(fixed)
-        self.columns = columns(self.room)
+    def __init__(self, coder: Coder | None = None, fixed: bool = False, ragged: bool = False) -> None:
+        self.coder: Coder = coder or Plain()
+        self.rounds, self.rerotation = self.coder.rounds, self.coder.rerotation
+        self.columns = Columns(Room(fixed, zeroed=self.rounds), ragged)  # hidden slots are also decoded
         self.dtype: torch.dtype | None = None
         self.device: torch.device | None = None
-        self.rerotation = rerotation
+        self.uncoded = 0
 
-    @property
-    def keys(self) -> Tensor | None:
-        """`[batch, kv_heads, slots, dim]`, used or not; None before the first forward."""
-        return self.read()[0] if self.columns.tensors else None
-
-    @property
-    def values(self) -> Tensor | None:
-        """As `keys`."""
-        return self.read()[1] if self.columns.tensors else None
+    # ---- what there is --------------------------------------------------------------------------------------------
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors of all slots, used or not, `[batch, kv_heads, slots, ...]` each: keys and values.
+        """The stored tensors of all slots, used or not, `[batch, sets, slots, ...]` each: keys and values first, or
+        their codes, levels and positions.
 
         Raises:
             RuntimeError: no token has been seen.
         """
         if not self.columns.tensors:
             raise RuntimeError("The cache is empty: run a forward first.")
-        return self.columns["keys"], self.columns["values"]
+        return tuple(self.columns.tensors.values())
 
     @property
-    def bytes(self) -> int:
-        """Bytes of all slots, used or not."""
-        return self.columns.bytes
+    def exact(self) -> Exact:
+        """The tokens that are not rounded.
+
+        Raises:
+            RuntimeError: no token has been seen.
+        """
+        exact: Exact | None = self.columns.beside
+        if exact is None:
+            raise RuntimeError("The cache is empty: run a forward first.")
+        return exact
 
     @property
     def bytes_by_part(self) -> dict[str, int]:
-        """`bytes` by purpose."""
-        return {"keys and values": self.bytes}
+        """Bytes of all slots, used or not, by purpose, and of what is beside."""
+        if not self.rounds:
+            return {"keys and values": self.columns.bytes}
+        parts = {"tokens as they came": byte_count(*tensors_of(self.columns.beside))}
+        for name, column in self.columns.tensors.items():
+            purpose = name.split("_")[-1]  # of keys and of values
+            parts[purpose] = parts.get(purpose, 0) + byte_count(column)
+        return parts
 
     def token_bytes(self, keys: Tensor, values: Tensor) -> int:
         """Bytes of one slot in all rows, for states like these, of any number of tokens."""
-        held = [keys, values, *(() if self.rerotation is None else (keys,))]
-        return sum(states.shape[0] * states.shape[1] * states.shape[3] * states.element_size() for states in held)
+        columns = self.coder.kinds(keys, values)[0].values()
+        return sum(prod((*part.shape[:2], *part.shape[3:])) * part.element_size() for part in columns)
 
     def fixed_bytes(self, keys: Tensor, values: Tensor) -> int:
         """Bytes that do not depend on the number of slots."""
-        return 0
+        return byte_count(*tensors_of(self.coder.kinds(keys, values)[1]))
 
     @property
     def copies(self) -> bool:
         """Whether `read` returns new tensors, never the storage itself."""
-        return self.rounds or self.columns.lengths is not None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Number of rows and of KV heads."""
-        return self.columns.shape[:2]
+        return self.rounds or self.columns.layout.lengths is not None
 
     @property
     def slots(self) -> int:
@@ -126,9 +126,7 @@ class Store:
 
     # ---- what attention reads -------------------------------------------------------------------------------------
 
-    def carrier(
-        self, keys: Tensor, held: int | None = None, visible: Callable[[], Tensor | None] = no_mask
-    ) -> Tensor | None:
+    def carrier(self, keys: Tensor, held: int | None = None, visible: Visible = no_mask) -> Tensor | None:
         """Keys without tokens that carry the storage, if attention can read it in its own form (`in_place`); None if
         attention needs keys and values.
 
@@ -138,17 +136,26 @@ class Store:
             visible: returns `[batch, 1 or kv_heads, held or more]` bool, the slots that hold a token; called only if
                 attention can read the storage; None = all, or those that the model's mask shows.
         """
-        return self.columns.carrier(keys, held, visible)
+        reader = self.coder.reader(self.columns, keys, held, visible)
+        return None if reader is None else carry(keys, reader)
 
-    def shown(self, held: int | None = None) -> tuple[Tensor, Tensor]:
+    def shown(self, held: int | None = None) -> KeysValues:
         """Like `read`, for attention: rotated keys, if positions are counted in the cache."""
-        columns = self.columns.first(held)
+        if self.rounds:
+            return self.read(held)
+        columns = self.columns.layout.first(self.columns.tensors, held)
         return columns["rerotated" if "rerotated" in columns else "keys"], columns["values"]
 
-    def shown_before(self, held: int, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Like `shown`, as it will be after one more token; `real` `[batch, 1]` is False for rows whose token is a
-        pad."""
-        return self.shown(held)
+    def shown_before(self, held: int, real: Tensor | None) -> KeysValues:
+        """Like `shown`, as it will be after one more token, if the store `rounds`; `real` `[batch, 1]` is False for
+        rows whose token is a pad."""
+        exact, states = self.exact, self.read(held)
+        old = exact.oldest(real)
+        codes = self.coder.encode(old.keys, old.values, old.positions, exact)  # they may not be written yet
+        for read, rounded in zip(states, self.coder.decode(codes, exact), strict=True):
+            index = slot_index(old.slots, read)
+            read.scatter_(2, index, torch.where(old.waits[..., None], rounded, read.gather(2, index)))
+        return states
 
     @property
     def turns(self) -> bool:
@@ -158,64 +165,65 @@ class Store:
     def turn(self, shifts: Tensor) -> None:
         """Rotate the held keys forward by `shifts` `[batch, sets, slots or more]` positions, for attention."""
         if self.rerotation is not None:
-            self._make_room_for_rerotated()
+            self._add_rerotated()
             columns = self.columns
             self.rerotation.rotate_by_into(columns["rerotated"], columns["keys"], shifts[..., : self.slots])
 
-    def _make_room_for_rerotated(self) -> None:
-        if self.rerotation is not None and not self.turns:
-            like = self.columns["keys"]
-            turned = self.room.make(like.shape, like.dtype, like.device)
-            self.columns.use({**self.columns.tensors, "rerotated": turned})
-
-    def columns_of(self, keys: Tensor, values: Tensor) -> States:
-        """Tokens by column, with keys at their own positions."""
-        states = {"keys": keys, "values": values}
-        if "rerotated" in self.columns.tensors:
-            states["rerotated"] = keys
-        return states
+    def _add_rerotated(self) -> None:
+        columns = self.columns
+        if not self.turns:
+            columns.use({**columns.tensors, **columns.room.like({"rerotated": columns["keys"]}, self.slots)})
 
     # ---- room -----------------------------------------------------------------------------------------------------
 
     def slots_to_begin_with(self, tokens: int, block_size: int, most: int) -> int:
         """Number of slots for a prompt of so many tokens, so that a large budget wastes no memory on a short prompt. If
         rows or heads have different budgets, a prompt that overflows is not appended, and one block is enough."""
-        if not self.columns.pads and tokens > most:
+        if self.columns.ragged and tokens > most:
             return min(block_size, most)
-        if self.room.fixed:
+        if self.columns.room.fixed:
             return most
         blocks = -(-(tokens + 1) // block_size)
         return min(blocks * block_size, most)
 
     def start(self, keys: Tensor, values: Tensor, least: int, most: int) -> None:
         """Make room for `least` tokens of states like these, unless the storage of an earlier prompt fits."""
-        held = self.columns.tensors.get
-        if not (serves(held("keys"), keys, least, most) and serves(held("values"), values, least, most)):
+        held = self.columns.tensors
+        if not (held and least <= self.slots <= most and self._fits(keys, values)):
             self.make(keys, values, least)
+        self.uncoded = 0
+        if self.rounds:
+            self.exact.clear()
+
+    def _fits(self, keys: Tensor, values: Tensor) -> bool:
+        """Whether the present storage could hold such states."""
+        held, (kinds, exact) = self.columns.tensors, self.coder.kinds(keys, values)
+        beside = zip(tensors_of(self.columns.beside), tensors_of(exact), strict=True)
+        pairs = [*((part[:, :, :0], kinds[name]) for name, part in held.items()), *beside]
+        return keys.device == self.tensors[0].device and all(
+            (part.shape, part.dtype) == (kind.shape, kind.dtype) for part, kind in pairs
+        )
 
     def make(self, keys: Tensor, values: Tensor, slots: int) -> None:
         """Allocate slots for so many tokens of states like these."""
-        states = {"keys": keys, "values": values}  # nothing is rotated until `turn`
-        self.columns.use(self.room.like(states, slots))
-        if self.room.fixed:
-            self._make_room_for_rerotated()
-
-    def give_up(self) -> None:
-        """Free all tensors."""
-        self.columns.use({})
-
-    def move(self, slots: int, held: int) -> None:
-        """Move the first `held` slots to tensors of another size."""
-        self.columns.resize(slots, held)
+        self.columns.use({})  # to be free before there are others
+        room, (kinds, exact) = self.columns.room, self.coder.kinds(keys, values)
+        columns = room.like(kinds, slots)
+        if not room.fixed:
+            columns.pop("rerotated", None)  # nothing is rotated until `turn`
+        if exact is not None:
+            exact = map_tensors(lambda kind: room.make(kind.shape, kind.dtype, keys.device), exact)
+        self.columns.use(columns, None, exact)
 
     def grow(self, held: int, tokens: int, block_size: int, most: int) -> None:
         """Make room for so many tokens. If the storage grows, it at least doubles."""
         if tokens > self.slots:
-            self.move(min(max(2 * self.slots, self.slots_to_begin_with(tokens, block_size, most)), most), held)
+            slots = max(2 * self.slots, self.slots_to_begin_with(tokens, block_size, most))
+            self.columns.resize(min(slots, most), held)
 
     # ---- tokens ---------------------------------------------------------------------------------------------------
 
-    def detached(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def detached(self, keys: Tensor, values: Tensor) -> KeysValues:
         """New states without gradients, in the dtype of the held ones."""
         # Checking is cheaper than a call that changes nothing, and this runs for every token and layer.
         if keys.requires_grad or values.requires_grad:
@@ -224,21 +232,24 @@ class Store:
             keys, values = keys.to(self.dtype), values.to(self.dtype)
         return keys, values
 
-    def read(self, held: int | None = None) -> tuple[Tensor, Tensor]:
+    def read(self, held: int | None = None) -> KeysValues:
         """Keys and values of the first `held` slots, or of all: `[batch, kv_heads, held, dim]` in the model's dtype.
 
         Do not write to them: these are views, or decoded copies in a store that encodes tokens.
         """
-        columns = self.columns.first(held)
-        return columns["keys"], columns["values"]
+        states = self.coder.decode(self.columns.first(held), self.columns.beside)
+        if self.rounds and held != 0:
+            self.exact.write_over(*states)
+        return states
 
-    def at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+    def at(self, slots: Tensor) -> KeysValues:
         """Like `read`, for the slots `[batch, 1 or kv_heads, n]`."""
-        columns = self.columns.at(slots)
-        return columns["keys"], columns["values"]
+        states = self.coder.decode(self.columns.at(slots), self.columns.beside)
+        return self.exact.instead(slots, *states) if self.rounds else states
 
     def meet(self, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
-        """Called before several tokens are written; `real` `[batch, n]` bool, None = all are real."""
+        """Called before several tokens are written to a store that `rounds`; `real` `[batch, n]` bool, None = all."""
+        self.exact.meet(self.coder.codecs, (keys, values), real)
 
     def append(self, start: int, keys: Tensor, values: Tensor, arrived: Arrived | None = None) -> None:
         """Write new states to the slots from `start` on.
@@ -246,74 +257,143 @@ class Store:
         Args:
             arrived: the tokens that are held afterwards; needed if the store `rounds`.
         """
-        self.columns.append(start, self.columns_of(keys, values))
+        self.columns.append(start, self._encoded(keys, values, arrived))
+        if arrived is None or not self.rounds:
+            return
 
-    def overwrite(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
-        """Write a single token to the slot `[batch, sets, 1]`, except in rows where `real` `[batch, 1]` is False."""
-        self.columns.overwrite(slot, self.columns_of(keys, values), None if real is None else real[..., None])
+        def states(slots: Tensor) -> KeysValues:
+            new, before = (slots >= start)[..., None], self.at(slots.clamp_max(max(start - 1, 0)))
+            came = (gather_slots(states, (slots - start).clamp_min(0)) for states in (keys, values))
+            new_k, new_v = (torch.where(new, one, other) for one, other in zip(came, before, strict=True))
+            return new_k, new_v
 
-    def write(self, slot: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Like `overwrite`, for the slot `[batch, sets]`, in compiled code."""
-        self.columns.write(slot, self.columns_of(keys, values))
+        self.exact.find(arrived.positions, arrived.count, states)
 
     def keep(
         self, keys: Tensor, values: Tensor, kept_indices: Tensor, held: int, arrived: Arrived, views: bool
     ) -> None:
-        """Keep the tokens at `kept_indices` `[batch, sets, n]` of these states, and drop all others.
+        """Keep the tokens at `kept_indices` `[batch, sets, n]` of these states, and drop all others; only new tokens
+        are encoded.
 
         Args:
             keys, values: the first `held` tokens as `read` returned them, followed by new ones.
             arrived: the tokens that are held afterwards.
             views: whether the states are views of the storage.
         """
-        self.columns.take(self.columns_of(keys, values), kept_indices, views, arrived.limits)
+        if not self.rounds:
+            self.columns.take(self._encoded(keys, values), kept_indices, views, arrived.limits)
+            return
+        old, new = self.columns.first(held), self._encoded(keys[:, :, held:], values[:, :, held:], arrived)
+        joined = {name: torch.cat([old[name], states], dim=2) for name, states in new.items()}
+        self.columns.take(joined, kept_indices, views, arrived.limits)
+
+        def states(slots: Tensor) -> KeysValues:
+            place = kept_indices.expand(-1, slots.shape[1], -1).gather(-1, slots)
+            return gather_slots(keys, place), gather_slots(values, place)
+
+        self.exact.find(arrived.positions, arrived.count, states)
+
+    def _encoded(self, keys: Tensor, values: Tensor, arrived: Arrived | None = None) -> dict[str, Tensor]:
+        # The position of a pad may be anything.
+        positions = None if arrived is None else arrived.new.clamp_min(0)
+        states = self.coder.encode(keys, values, positions, self.columns.beside)
+        if self.rerotation is not None and not self.turns:
+            del states["rerotated"]
+        return states
+
+    def overwrite(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
+        """Write a single token to the slot `[batch, sets, 1]`, except in rows where `real` `[batch, 1]` is False. If
+        the store `rounds`, `encode` must be called after at most a block of tokens."""
+        if self.rounds:
+            self.exact.put(slot[..., 0], keys, values, real)
+            self.wrote(real)
+        else:
+            self.columns.overwrite(slot, self._encoded(keys, values), None if real is None else real[..., None])
+
+    def write(self, slot: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Like `overwrite`, for the slot `[batch, sets]`, in compiled code; the host counts in `wrote`."""
+        if self.rounds:
+            self.exact.put(slot, *self.detached(keys, values), None)
+        else:
+            self.columns.write(slot, self.coder.encode(keys, values))
+
+    def wrote(self, real: Tensor | None = None) -> None:
+        """Called on the host of a store that `rounds`, after `write`; `real`: see `overwrite`."""
+        self.exact.counted(real)
+        self.uncoded += 1
+
+    def encode(self, together: "Sequence[Store]" = ()) -> list[Newest]:
+        """Write the codes of the single tokens that are not encoded yet.
+
+        Args:
+            together: further stores whose tokens are encoded in the same operations, see `encodes_like`.
+
+        Returns:
+            The newest tokens of this store and of the others, as they were before.
+        """
+        stores = [self, *together]
+        exact = self.exact if not together else map_tensors(_one_behind_the_other, *(store.exact for store in stores))
+        new = exact.newest_tokens()
+        rows, columns = len(self.exact.count), self.coder.encode(new.keys, new.values, new.positions, exact)
+        newest, codes = split_rows(new, rows), {name: states.split(rows) for name, states in columns.items()}
+        for at, (store, own) in enumerate(zip(stores, newest, strict=True)):
+            store.columns.overwrite(own.slots, {name: states[at] for name, states in codes.items()}, own.waits)
+            store.exact.coded.copy_(store.exact.count)
+            store.uncoded = 0
+        return newest
+
+    def encodes_like(self, other: "Store") -> bool:
+        """Whether tokens of both stores can be encoded in the same operations."""
+        codecs = zip(self.coder.codecs, other.coder.codecs, strict=True)
+        return all(mine.alike(its) for mine, its in codecs) and all(
+            (mine.shape, mine.dtype, mine.device) == (its.shape, its.dtype, its.device)
+            for mine, its in zip(self.exact.tensors(), other.exact.tensors(), strict=True)
+        )
 
     def vacate(self, gone: Tensor) -> None:
         """Called when the tokens in these slots, `[batch, sets, held]` bool, are removed."""
+        if self.rounds:
+            self.exact.vacate(gone)
 
     def reorder(self, order: Tensor) -> None:
         """Reorder the first slots by `order` `[batch, sets, held]`."""
         self.columns.reorder(order)
-
-    def wrote(self) -> None:
-        """Called on the host after compiled code has called `write`."""
+        if self.rounds:
+            self.exact.reorder(order)
 
     def take_back(self, left: Tensor) -> None:
         """Called when tokens are taken back: the first `left` `[batch]` real tokens of each row remain."""
+        if self.rounds:
+            self.exact.taken_back(left)
 
-    # ---- rows and life --------------------------------------------------------------------------------------------
-
-    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Apply an indexing of dimension 0."""
-        self.columns.map_rows(change)
+    # ---- life -----------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
         """Forget the tokens. Keep the tensors for the next prompt, except segments, which fit no other prompt."""
-        if self.columns.lengths is not None:
-            self.give_up()
-        elif self.room.fixed:
-            self.columns.zero()
+        columns, self.uncoded = self.columns, 0
+        if columns.layout.lengths is not None:
+            columns.use({})
+        elif columns.room.fixed:
+            columns.zero()
         else:
-            self.columns.use({name: self.columns[name] for name in self.columns.tensors if name != "rerotated"})
-
-    def move_to(self, device: torch.device | str) -> None:
-        """Move all tensors to another device."""
-        self.columns.move_to(device)
+            stays = {name: column for name, column in columns.tensors.items() if name != "rerotated"}
+            columns.use(stays, None, columns.beside)
 
     def prefetch(self) -> None:
         """Move all tensors back to the device."""
         if self.device is not None:
-            self.move_to(self.device)
+            self.columns.move_to(self.device)
 
     def widen(self, dtype: torch.dtype) -> None:
         """Convert all keys and values to a wider dtype."""
-        self.columns.widen(self.columns.tensors, dtype)
+        keys, values = (states.to(dtype) for states in self.read(0))
+        self.columns.convert(*self.coder.kinds(keys, values))
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
     def state_dict(self, held: int) -> StateDict:
         """The state of the first `held` slots."""
-        return {"slots": self.slots, **self.columns.state_dict(held)}
+        return {"slots": self.slots, "uncoded": self.uncoded, **self.columns.state_dict(held)}
 
     def load_state(self, saved: SavedState, rows: int, held: int, most: int, size: int) -> StateKind:
         """Restore the state of another store.
@@ -330,31 +410,37 @@ class Store:
         Raises:
             ValueError: the state does not fit.
         """
-        keys, values = self._like_saved(saved)
+        ragged, beside = saved.has("lengths"), saved.part("beside") if saved.has("beside") else None
+        fits = (beside is not None) == self.rounds
+        saved.need(fits, "its keys and values are as they came, and here they are in few bits, or the reverse")
+        keys, values = _like_saved(saved, beside)
         fits = keys.shape[:2] == values.shape[:2] and keys.shape[0] == rows and keys.shape[1] > 0
         saved.need(fits, f"keys {list(keys.shape)} and values {list(values.shape)} are not those of {rows} rows")
         fits = keys.dtype == values.dtype and keys.dtype.is_floating_point
         saved.need(fits, f"keys are {keys.dtype}, values {values.dtype}")
-        ragged = saved.has("lengths")
-        differ = ragged and self.columns.pads
-        saved.need(not differ, "its heads hold different numbers of tokens, and here they do not")
+        saved.need(
+            self.columns.ragged or not ragged, "its heads hold different numbers of tokens, and here they do not"
+        )
         slots = saved.number("slots", held, held if ragged else most)
         self.dtype, self.device = keys.dtype, saved.device
         self.make(keys.to(saved.device), values.to(saved.device), 0 if ragged else slots)
-        self._load_beside(saved, held, size)
-        self.columns.load_state(saved, held)
+        self.uncoded = saved.number("uncoded", 0, size - 1 if self.rounds else 0)
+        if saved.has("rerotated") and self.rerotation is not None:
+            self._add_rerotated()
+        self.columns.load_state(saved, held, beside)
         return StateKind(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, saved.device)
 
-    def _like_saved(self, saved: SavedState) -> tuple[Tensor, Tensor]:
-        """`[rows, kv_heads, 0, dim]`, keys and values like those of the file, without tokens."""
-        like = [saved.peek(name, 2 if saved.has("lengths") else 4) for name in ("keys", "values")]
-        saved.need(all(states.numel() for states in like), "it has no keys and values")
-        if saved.has("lengths"):
-            sets = saved.peek("lengths", 2).shape
-            like = [states.new_empty(*sets, 0, states.shape[1]) for states in like]
-        return like[0][:, :, :0], like[1][:, :, :0]
 
-    def _load_beside(self, saved: SavedState, held: int, size: int) -> None:
-        """What lies beside the columns, or says which there are."""
-        if saved.has("rerotated") and self.rerotation is not None:
-            self._make_room_for_rerotated()
+def _like_saved(saved: SavedState, beside: SavedState | None) -> KeysValues:
+    """`[rows, kv_heads, 0, dim]`, keys and values like those of the file, without tokens."""
+    source, flat = beside or saved, beside is None and saved.has("lengths")
+    like = [source.peek(name, 2 if flat else 4) for name in ("keys", "values")]
+    saved.need(all(states.numel() for states in like), "it has no keys and values")
+    if flat:
+        sets = saved.peek("lengths", 2).shape
+        like = [states.new_empty(*sets, 0, states.shape[1]) for states in like]
+    return like[0][:, :, :0], like[1][:, :, :0]
+
+
+def _one_behind_the_other(*rows: Tensor) -> Tensor:
+    return torch.cat(rows)

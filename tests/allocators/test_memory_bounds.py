@@ -71,7 +71,7 @@ def test_reading_in_chunks_holds_the_budget_and_a_chunk(name: str, monkeypatch: 
         def wrapped(*arguments: Any, **more: Any) -> Any:
             result = update(*arguments, **more)
             waiting = sum(paged_layer.state.waiting for paged_layer in layers)
-            stored = sum(paged_layer.store.bytes for paged_layer in layers) // token
+            stored = sum(paged_layer.store.columns.bytes for paged_layer in layers) // token
             peak[0] = max(peak[0], stored + waiting)
             return result
 
@@ -85,7 +85,7 @@ def test_reading_in_chunks_holds_the_budget_and_a_chunk(name: str, monkeypatch: 
         for paged_layer in layers:
             paged_layer.commit()
         assert cache.stats().mean_held <= 64
-        assert sum(paged_layer.store.bytes for paged_layer in layers) // token <= 64 * len(layers)
+        assert sum(paged_layer.store.columns.bytes for paged_layer in layers) // token <= 64 * len(layers)
     assert peak[0] <= (64 + chunk) * len(layers)
 
 

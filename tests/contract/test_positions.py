@@ -27,7 +27,7 @@ def test_nothing_changes_while_everything_is_held(mode: str) -> None:
     for layer, other in zip(cache.layers, plain.layers, strict=True):
         held = layer.held
         assert torch.equal(layer.store.shown(held)[0], other.keys[:, :, :held])
-        assert layer.store.bytes == other.store.bytes
+        assert layer.store.columns.bytes == other.store.columns.bytes
 
 
 def test_what_a_copy_costs() -> None:

@@ -20,7 +20,7 @@ from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.store.ragged import RaggedColumns
+from hf_paged_eviction.store.store import Store
 
 pytestmark = [pytest.mark.contract, models.needs_514]
 
@@ -147,7 +147,7 @@ def test_heads_of_different_size_in_a_padded_copy(
     shares: str, policy: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on an accelerator, where none is read where it lies."""
-    monkeypatch.setattr(RaggedColumns, "carrier", lambda *_: None)
+    monkeypatch.setattr(Store, "carrier", lambda *_: None)
     model = models.shared("llama", "paged_eviction")
     compare(model, mode, True, policy=policy, **unequal(model, shares))
 
@@ -266,7 +266,7 @@ def test_reset_and_a_poisoned_storage() -> None:
     plain, cache = pair(model)
     feed(model, cache, prompt_and_steps(60, 70))
     for layer in cache.layers:
-        for states in (layer.store.keys, layer.store.values):
+        for states in layer.store.read():
             states.fill_(float("nan"))
     cache.reset()
     plan = prompt_and_steps(5, 40)

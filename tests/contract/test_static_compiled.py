@@ -16,7 +16,7 @@ from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.precision import coded
+from hf_paged_eviction.precision import few_bits
 
 pytestmark = [pytest.mark.contract, models.needs_514]
 
@@ -134,7 +134,7 @@ def test_layers_and_heads_of_different_size(
     policy: str, shares: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is read where it lies, by one graph with a mask, for slots that are not used yet, and one without."""
-    monkeypatch.setattr(coded, "FEW", 0)
+    monkeypatch.setattr(few_bits, "FEW", 0)
     model = models.build("llama", "paged_eviction", num_hidden_layers=2 if shares == "pyramid" else 1)
     allocator = Heads.of([[0.5, 1.5]]) if shares == "heads" else shares
     settings = {"policy": policy, "allocator": allocator, **more}

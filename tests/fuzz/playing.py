@@ -28,7 +28,7 @@ from hf_paged_eviction.integration.models import paged_layers
 from hf_paged_eviction.learned.calibration import Calibration, save_calibration
 from hf_paged_eviction.learned.calibration.calibration import fingerprint
 from hf_paged_eviction.naming.of_files import quoted
-from hf_paged_eviction.precision import coded
+from hf_paged_eviction.precision import few_bits
 from slow_cache import SlowCache, Tied, by_row
 
 Call = tuple[Any, ...]
@@ -504,7 +504,7 @@ def play(case: Case) -> Game:
     Raises:
         RefusedError: the options do not go together. Anything else: something is wrong.
     """
-    few = 0 if case.seed % 2 else coded.FEW
-    with warnings.catch_warnings(), patch.object(coded, "FEW", few):
+    few = 0 if case.seed % 2 else few_bits.FEW
+    with warnings.catch_warnings(), patch.object(few_bits, "FEW", few):
         warnings.simplefilter("ignore")
         return Game(case).play()

@@ -13,7 +13,7 @@ from counted import Operators
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.layer.scores import encode
 from hf_paged_eviction.precision.codec import Codec
-from hf_paged_eviction.precision.coded import CodedStore
+from hf_paged_eviction.store.store import Store
 
 
 def waiting(layers: int, **settings: Any) -> PagedEvictionCache:
@@ -38,7 +38,7 @@ def feed(cache: PagedEvictionCache, layers: Iterable[int], count: int) -> None:
 def codes(cache: PagedEvictionCache) -> list[torch.Tensor]:
     parts: list[torch.Tensor] = []
     for _, layer in cache.paged_layers:
-        assert isinstance(layer.store, CodedStore) and layer.store.uncoded == 0
+        assert layer.store.rounds and layer.store.uncoded == 0
         parts += [*layer.store.tensors, *layer.store.exact.tensors(), layer.table.scores]
     return parts
 
@@ -69,13 +69,13 @@ def test_more_layers_take_few_operators_more() -> None:
 def test_the_last_layer_makes_the_codes_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """In eager steps. Where a forward has failed, a layer makes its own before it needs the place."""
     made: list[int] = []
-    original = CodedStore.encode
+    original = Store.encode
 
-    def noted(self: CodedStore, together: Sequence[CodedStore] = ()) -> Any:
+    def noted(self: Store, together: Sequence[Store] = ()) -> Any:
         made.append(1 + len(together))
         return original(self, together)
 
-    monkeypatch.setattr(CodedStore, "encode", noted)
+    monkeypatch.setattr(Store, "encode", noted)
     cache = waiting(3)
     for _ in range(2):
         feed(cache, range(3), 1)

@@ -12,7 +12,7 @@ import models
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.precision.codec import Codec
-from hf_paged_eviction.precision.coded import CodedStore
+from hf_paged_eviction.precision.few_bits import FewBits
 
 CONSTANT, TOKENS, FIRST = 300.0, 120, 40
 
@@ -43,8 +43,8 @@ def says(model: Any, bits: int | None, pads: int, centred: bool = True) -> Tenso
     mask[0, :pads] = 0
     cache = PagedEvictionCache(model.config, budget=TOKENS, block_size=4, bits=bits, attention_mask=mask)
     for _, layer in cache.paged_layers:
-        if not centred and isinstance(layer.store, CodedStore):
-            layer.store._codecs = Codec(bits, turned=True), Codec(bits, turned=True)
+        if not centred and isinstance(layer.store.coder, FewBits):
+            layer.store.coder.codecs = Codec(bits, turned=True), Codec(bits, turned=True)
     logits, at = [], (mask.cumsum(-1) - 1).clamp(min=0)
     with torch.no_grad():
         for start in range(0, TOKENS, FIRST):

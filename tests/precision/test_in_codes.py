@@ -12,9 +12,9 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.attention.in_place import carried
 from hf_paged_eviction.attention.parts import Part, join, read
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.precision import codec, coded, fused
-from hf_paged_eviction.precision.coded import CodedStore
+from hf_paged_eviction.precision import codec, few_bits, fused
 from hf_paged_eviction.precision.in_codes import InCodes
+from hf_paged_eviction.store.store import Store
 
 #: How many slots were read each time.
 Reads = list[int]
@@ -23,7 +23,7 @@ Reads = list[int]
 @pytest.fixture(autouse=True)
 def however_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models of tests hold few tokens, and nothing but torch reads them."""
-    monkeypatch.setattr(coded, "FEW", 0)
+    monkeypatch.setattr(few_bits, "FEW", 0)
     monkeypatch.setattr(fused, "_missing", lambda device: "not now")
 
 
@@ -57,7 +57,7 @@ def test_reading_is_decoding(
     for start, stop in [(0, 50), *((at, at + 1) for at in range(50, 61))]:
         modes.forward(model, cache, ids, mask, start, stop)
     store = cache.layers[1].store
-    assert isinstance(store, CodedStore)
+    assert store.rounds
     keys, values = store.shown()
     query = torch.randn(2, 2 * keys.shape[1], 1, keys.shape[-1])
     logits = Logits(0.7, softcap, torch.randn(query.shape[1]) if sinks else None)
@@ -97,7 +97,7 @@ def test_static(reads: Reads, budget: int, family: str, bits: Any, policy: str) 
     singles = sum(stop - start == 1 for start, stop in PLAN)
     assert len(reads) % singles == 0 and set(reads) == {budget}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CodedStore, "carrier", lambda *_: None)
+        patch.setattr(Store, "carrier", lambda *_: None)
         expected = says(model, PagedEvictionCache(model.config, static=True, **settings), PLAN)
     assert_close(logits, expected)
 
@@ -126,7 +126,7 @@ def test_eager(reads: Reads, budget: int, family: str, settings: dict[str, Any])
         singles = sum(stop - start == 1 for start, stop in PLAN)
         assert len(reads) % singles == 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CodedStore, "carrier", lambda *_: None)
+        patch.setattr(Store, "carrier", lambda *_: None)
         expected = says(model, PagedEvictionCache(model.config, **plain), PLAN)
     assert_close(logits, expected)
 
@@ -136,7 +136,7 @@ def test_eager(reads: Reads, budget: int, family: str, settings: dict[str, Any])
 def test_few_tokens_are_decoded(
     reads: Reads, monkeypatch: pytest.MonkeyPatch, static: bool, few: int, read: int | None
 ) -> None:
-    monkeypatch.setattr(coded, "FEW", few)
+    monkeypatch.setattr(few_bits, "FEW", few)
     model = models.shared("llama", "paged_eviction")
     settings: Any = {"budget": 24, "block_size": 4, "policy": "keydiff", "bits": 4, "static": static}
     says(model, PagedEvictionCache(model.config, **settings), PLAN)

@@ -23,7 +23,7 @@ from coded_cases import Case
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.precision import coded, fused, launching, native
+from hf_paged_eviction.precision import few_bits, fused, launching, native
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
@@ -82,7 +82,7 @@ PLAN = [(0, 22), (22, 29), *((at, at + 1) for at in range(29, 36))]
 )
 def test_a_model_says_the_same(family: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole decode steps of padded rows, the scores of observers included."""
-    monkeypatch.setattr(coded, "FEW", 0)
+    monkeypatch.setattr(few_bits, "FEW", 0)
     model = models.build(family, "paged_eviction").to(DEVICE)
     ids, mask = (states.to(DEVICE) for states in models.left_pad(models.prompts([36, 25], seed=1)))
     logits, reads, original = [], [], fused.read
@@ -100,7 +100,7 @@ def test_a_model_says_the_same(family: str, settings: dict[str, Any], monkeypatc
 @pytest.mark.parametrize("allocator", ["uniform", Heads.of([[0.5, 1.5]] * 2)], ids=["uniform", "heads"])
 def test_compiled_steps_call_them(allocator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One graph without a break, in which one operator reads the codes."""
-    monkeypatch.setattr(coded, "FEW", 0)
+    monkeypatch.setattr(few_bits, "FEW", 0)
     model = models.build("llama", "paged_eviction").to(DEVICE)
     ids, mask = (states.to(DEVICE) for states in models.left_pad(models.prompts([36, 25], seed=1)))
     called: list[str] = []

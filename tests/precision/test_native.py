@@ -17,7 +17,7 @@ from coded_cases import EMPTY, Case
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.precision import coded, fused, native
+from hf_paged_eviction.precision import few_bits, fused, native
 
 compiled = pytest.mark.skipif(native.missing() is not None, reason=str(native.missing()))
 
@@ -255,7 +255,7 @@ def test_whatever_goes_wrong_torch_reads_the_codes(
 ) -> None:
     if name == "makes another library" and shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
-    monkeypatch.setattr(coded, "FEW", 0)
+    monkeypatch.setattr(few_bits, "FEW", 0)
     model = models.shared("llama", "paged_eviction")
     ids = models.prompts([40], seed=1)[0][None]
 

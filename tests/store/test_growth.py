@@ -78,8 +78,8 @@ def test_unused_slots_are_never_seen() -> None:
         assert torch.equal(feed(cache, start, stop), feed(whole, start, stop))
         for one in (cache, whole):
             for layer in one.layers:
-                layer.store.keys[:, :, layer.held :] = math.nan
-                layer.store.values[:, :, layer.held :] = math.nan
+                for states in layer.store.read():
+                    states[:, :, layer.held :] = math.nan
 
 
 @pytest.mark.parametrize("inside", [True, False])

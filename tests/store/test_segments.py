@@ -14,26 +14,27 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.attention.segments import InSegments
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.precision import coded
-from hf_paged_eviction.store.ragged import RaggedColumns
-from hf_paged_eviction.store.segments import Segments, read_at
+from hf_paged_eviction.precision import few_bits
+from hf_paged_eviction.store.layouts import Segments
 from hf_paged_eviction.store.store import Store
 
-LENGTHS = [[3, 1, 4], [2, 5, 2]]
+LENGTHS = torch.tensor([[3, 1, 4], [2, 5, 2]])
 CPU = torch.device("cpu")
 
 
 def test_slots_lie_one_after_the_other() -> None:
     segments, column = Segments(LENGTHS, CPU, 6), torch.arange(17)
-    parts = column.split([length for row in LENGTHS for length in row])
-    padded = read_at(column, segments.first_places(6))
+    parts = column.split(segments.lengths)
+    padded = segments.first({"keys": column})["keys"]
     assert padded.shape == (2, 3, 6)
     for own, expected in zip(padded.flatten(0, 1).tolist(), parts, strict=True):
         assert own[: len(expected)] == expected.tolist()
     slot = torch.tensor([[[2], [0], [1]], [[1], [4], [0]]])
     assert segments.places(slot).flatten().tolist() == [2, 3, 5, 9, 14, 15]
     slots = torch.tensor([[[7, 0, 3, 9, 9, 9]], [[1, 2, 4, 5, 6, 9]]])  # the same in all heads of a row
-    assert segments.taken_from(slots, 10).tolist() == [
+    new = torch.empty(17, dtype=torch.int64)
+    segments.take({"keys": torch.arange(60).view(2, 3, 10)}, slots, {"keys": new})
+    assert new.tolist() == [
         *(7, 0, 3),
         *(17,),
         *(27, 20, 23, 29),
@@ -41,9 +42,9 @@ def test_slots_lie_one_after_the_other() -> None:
         *(41, 42, 44, 45, 46),
         *(51, 52),
     ]
-    twice, places = segments.rows_of(lambda rows: rows[[1, 0, 1]])
-    assert twice.lengths == ((2, 5, 2), (3, 1, 4), (2, 5, 2))
-    assert column[places].tolist() == [*range(8, 17), *range(8), *range(8, 17)]
+    twice, moved = segments.rows_of(lambda rows: rows[[1, 0, 1]])
+    assert twice.lengths == [2, 5, 2, 3, 1, 4, 2, 5, 2]
+    assert moved(column).tolist() == [*range(8, 17), *range(8), *range(8, 17)]
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
@@ -55,7 +56,7 @@ def test_attention_reads_each_segment_alone(softcap: float | None, sinks: bool) 
     keys, values = torch.randn(17, width), torch.randn(17, 5)
     query, sink = torch.randn(rows, heads * group, 1, width), torch.randn(heads * group)
     logits = Logits(0.4, softcap, sink if sinks else None)
-    flat = [length for row in LENGTHS for length in row]
+    flat = LENGTHS.flatten().tolist()
     output = InSegments(keys, values, flat).read(query, None, logits)
     assert output.shape == (rows, 1, heads * group, 5)
     start = 0
@@ -135,21 +136,19 @@ def test_rows_with_pads_are_read_where_they_lie(policy: str, bits: int | None, m
         return torch.stack(last + [modes.forward(model, cache, ids, mask, at, at + 1)[:, -1] for at in range(30, 60)])
 
     def copying(self: Any, held: int | None = None) -> Any:
-        if self.columns.lengths is not None:
+        if self.columns.layout.lengths is not None:
             copies.append(held)
         return original(self, held)
 
-    store = coded.CodedStore if bits else Store
-    original = store.shown
+    original = Store.shown
     for budget in (24, 32):
         with monkeypatch.context() as patch:
-            patch.setattr(RaggedColumns, "carrier", lambda *_: None)
-            patch.setattr(coded.CodedStore, "carrier", lambda *_: None)
-            patch.setattr(store, "shown", copying)
+            patch.setattr(Store, "carrier", lambda *_: None)
+            patch.setattr(Store, "shown", copying)
             expected = logits(budget)
             assert copies
         with monkeypatch.context() as patch:
-            patch.setattr(coded, "FEW", 0)
-            patch.setattr(store, "shown", copying)
+            patch.setattr(few_bits, "FEW", 0)
+            patch.setattr(Store, "shown", copying)
             assert_close(logits(budget), expected)
             assert not copies or policy == "tova"  # which looks at keys whenever a block may be full

@@ -10,9 +10,10 @@ from hf_paged_eviction.attention.parts import Read, join
 from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.integration.rotary import Rotary
 from hf_paged_eviction.precision.codec import Codec
-from hf_paged_eviction.precision.exact import EMPTY, Exact
 from hf_paged_eviction.precision.in_codes import InCodes
 from hf_paged_eviction.store.columns import Columns
+from hf_paged_eviction.store.exact import EMPTY, Exact
+from hf_paged_eviction.store.layouts import Segments
 from hf_paged_eviction.store.room import Room
 
 NAN = float("nan")
@@ -29,27 +30,6 @@ def rotary(dim: int, kind: str) -> Rotary | None:
     first = channels % 2 == 0 if kind == "turns" else channels < half
     scaling = torch.full((width,), 1.25 if kind == "turns" else 1.0)
     return Rotary(1e4 ** (-pair.float() / half), partners, torch.where(first, -1.0, 1.0), scaling)
-
-
-class Segments(Columns):
-    """Slots of sets of any length, none included, one after the other."""
-
-    def __init__(self, sets: tuple[int, int], lengths: list[int]) -> None:
-        super().__init__(Room())
-        self.sets, self.each = sets, lengths
-
-    @property
-    def lengths(self) -> list[int]:
-        return self.each
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return *self.sets, max(self.lengths)
-
-    @property
-    def bounds(self) -> tuple[Tensor, Tensor]:
-        lengths = torch.tensor(self.lengths, device=self["key_codes"].device)
-        return (lengths.cumsum(0) - lengths).view(self.sets), lengths.view(self.sets)
 
 
 class Case:
@@ -154,14 +134,16 @@ class Case:
                 columns["positions"][row, head, dead] = 2**31 - 1
 
     def laid(self, columns: dict[str, Tensor]) -> Columns:
-        if not self.ragged:
-            stored = Columns(Room())
-            stored.use({name: self.longer(column).to(self.device) for name, column in columns.items()})
-            return stored
-        segments = Segments((self.rows, self.heads), self.lengths)
-        inside = torch.arange(max(self.lengths)) < torch.tensor(self.lengths)[:, None]
-        segments.use({name: column.flatten(0, 1)[inside].to(self.device) for name, column in columns.items()})
-        return segments
+        stored, lengths = Columns(Room(), self.ragged), torch.tensor(self.lengths)
+        if self.ragged:
+            inside = torch.arange(max(self.lengths)) < lengths[:, None]
+            columns = {name: column.flatten(0, 1)[inside] for name, column in columns.items()}
+            sets = lengths.view(self.rows, self.heads)
+            layout = Segments(sets, torch.device(self.device), max(self.lengths))
+        else:
+            columns, layout = {name: self.longer(column) for name, column in columns.items()}, None
+        stored.use({name: column.to(self.device) for name, column in columns.items()}, layout)
+        return stored
 
     def longer(self, column: Tensor) -> Tensor:
         """With the spare slots, which hold no number."""

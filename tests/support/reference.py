@@ -203,8 +203,8 @@ class Recorder:
 
 def pads_in_segments(layer: Any) -> Tensor:
     """Where the pads lie in columns whose rows and heads have different numbers of slots."""
-    segments = layer.store.columns.segments
-    inside = torch.arange(segments.width) < torch.tensor(segments.lengths)[..., None]
+    segments = layer.store.columns.layout
+    inside = torch.arange(segments.width) < segments.bounds[1][..., None]
     return segments.places(torch.arange(segments.width))[(layer.positions < 0) & inside]
 
 
@@ -213,14 +213,15 @@ def poison_unused(layer: Any) -> None:
 
     The pads get huge numbers instead of NaN: attention may multiply them by a weight of exactly zero.
     """
-    if layer.store.columns.lengths is not None and not layer.store.rounds:
+    if layer.store.columns.layout.lengths is not None and not layer.store.rounds:
         for column in layer.store.tensors:
             column[pads_in_segments(layer)] = 1e4
         return
-    layer.store.keys[:, :, layer.held :] = math.nan
-    layer.store.values[:, :, layer.held :] = math.nan
+    keys, values = layer.store.read()
+    keys[:, :, layer.held :] = math.nan
+    values[:, :, layer.held :] = math.nan
     shown, pads = layer.store.columns.tensors.get("rerotated"), (layer.positions < 0)[..., None]
-    for states in (layer.store.keys, layer.store.values, *([] if shown is None else [shown])):
+    for states in (keys, values, *([] if shown is None else [shown])):
         held = states[:, :, : layer.held]
         held.copy_(held.masked_fill(pads, 1e4))
 

@@ -122,7 +122,7 @@ def poison_codes(layer: Any) -> None:
     for levels in layer.store.tensors[1:4:2]:
         if not levels.shape[-1]:
             continue
-        if layer.store.columns.lengths is not None:
+        if layer.store.columns.layout.lengths is not None:
             levels[pads_in_segments(layer)] = 1e3
             continue
         levels[:, :, layer.held :] = math.nan

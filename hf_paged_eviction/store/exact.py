@@ -1,22 +1,34 @@
-"""The tokens of a coded store that are not rounded, and the statistics of its rows."""
+"""The tokens of a store in few bits that are not rounded, and the statistics of its rows."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..saved import LONGEST, SavedState, StateDict
-from ..store.columns import gather_slots, slot_index
-from .codec import Codec, RowStatistics
+from ..parts import map_tensors, tensors_of
+from ..saved import LONGEST, SavedState
+from .columns import gather_slots, slot_index
 
 #: Slot of an empty place.
 EMPTY = -1
-#: Names of the tensors in a file.
-_NAMES = ("keys", "values", "places", "count", "coded", "means", "sizes", "since")
 
 #: Keys and values `[B, H, n, dim]` of the slots `[B, H, n]`.
 Source = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class RowStatistics:
+    """Mean and size of each channel in a row, measured on its first tokens, `[batch, kv_heads, 1, dim]` each.
+
+    Attributes:
+        mean: see `Codec.mean`.
+        sizes: see `Codec.sizes`.
+    """
+
+    mean: Tensor
+    sizes: Tensor
 
 
 @dataclass(frozen=True)
@@ -67,19 +79,23 @@ class Exact:
     sizes: Tensor
     since: Tensor
 
-    def tensors(self) -> Iterator[Tensor]:
+    @classmethod
+    def kind(cls, keys: Tensor, values: Tensor, newest: int, first: int) -> "Exact":
+        """For rows of states like these, `[B, H, n, dim]`, on the device "meta"."""
+        (rows, heads, _, width), dim, dtype = keys.shape, values.shape[-1], keys.dtype
+        places, channels = (rows, heads, newest + first), (rows, heads, 1, width + dim)
+        shapes = (*places, width), (*places, dim), places, (rows,), (rows,), channels, channels, (rows,)
+        dtypes = dtype, dtype, torch.int64, torch.int64, torch.int64, dtype, dtype, torch.int64
+        parts = zip(shapes, dtypes, strict=True)
+        return cls(newest, *(torch.empty(shape, dtype=kind, device="meta") for shape, kind in parts))
+
+    def tensors(self) -> list[Tensor]:
         """All tensors, with rows in dimension 0."""
-        for part in fields(self):
-            if isinstance(held := getattr(self, part.name), Tensor):
-                yield held
+        return tensors_of(self)
 
     def change(self, change: Callable[[Tensor], Tensor]) -> "Exact":
         """Apply a function to every tensor."""
-        return Exact(self.newest, *map(change, self.tensors()))
-
-    def state_dict(self) -> StateDict:
-        """All tensors by name; `slots` is saved as "places"."""
-        return dict(zip(_NAMES, self.tensors(), strict=True))
+        return map_tensors(change, self)
 
     def load_state(self, saved: SavedState, held: int) -> None:
         """Restore another object of these shapes, of a layer that holds so many tokens.
@@ -87,25 +103,28 @@ class Exact:
         Raises:
             ValueError: the state does not fit.
         """
-        ranges = {"places": (EMPTY, held - 1), **dict.fromkeys(("count", "coded", "since"), (0, LONGEST))}
-        for name, tensor in zip(_NAMES, self.tensors(), strict=True):
-            tensor.copy_(saved.checked(name, tensor.shape, tensor.dtype, *ranges.get(name, ())))
+        saved.number("newest", self.newest, self.newest)
+        ranges = {"slots": (EMPTY, held - 1), **dict.fromkeys(("count", "coded", "since"), (0, LONGEST))}
+        for name, part in vars(self).items():
+            if isinstance(part, Tensor):
+                part.copy_(saved.checked(name, part.shape, part.dtype, *ranges.get(name, ())))
         saved.need((self.coded <= self.count).all(), "more tokens are encoded than came")
         saved.need(self.means.isfinite().all(), "the mean of its keys is no number")
         saved.need((self.sizes.isfinite() & (self.sizes > 0)).all(), "the sizes of its channels are none")
 
     def clear(self) -> None:
         """Forget all tokens."""
-        for held in self.tensors():
-            held.zero_()
+        for part in self.tensors():
+            part.zero_()
         self.slots.fill_(EMPTY)
         self.sizes.fill_(1.0)
 
-    def meet(self, codecs: tuple[Codec, Codec], states: tuple[Tensor, Tensor], real: Tensor | None) -> None:
+    def meet(self, codecs: Sequence[Any], states: tuple[Tensor, Tensor], real: Tensor | None) -> None:
         """Compute the statistics of rows from their first keys and values, `[B, H, n, dim]`. A row that begins with a
         single token gets none.
 
         Args:
+            codecs: codecs of keys and of values.
             real: `[B, n]` bool, False for pads; None = all are real.
         """
         several = states[0].shape[2] if real is None else real.sum(-1)
@@ -172,10 +191,6 @@ class Exact:
         another = places.gather(-1, taken.int().argmax(-1, keepdim=True))
         return torch.where(taken, places, another), taken.any(-1, keepdim=True)
 
-    def all_coded(self) -> None:
-        """Note that the newest tokens have codes."""
-        self.coded.copy_(self.count)
-
     # ---- several tokens -------------------------------------------------------------------------------------------
 
     def _positions(self) -> Tensor:
@@ -218,8 +233,11 @@ class Exact:
         left = gone.expand(-1, self.slots.shape[1], -1).gather(-1, self.slots.clamp_min(0))
         self.slots.masked_fill_(left, EMPTY)
 
-    def move(self, slots: Tensor) -> None:
-        """Note that the token of slot `s` is now in `slots[s]`, `[B, 1 or H, held]`."""
+    def reorder(self, order: Tensor) -> None:
+        """Note that slot `s` holds the token of slot `order[s]` now, `[B, 1 or H, held]`."""
+        slots = torch.empty_like(order).scatter_(
+            -1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order)
+        )
         moved = slots.expand(-1, self.slots.shape[1], -1).gather(-1, self.slots.clamp_min(0))
         self.slots.copy_(torch.where(self.slots == EMPTY, EMPTY, moved))
 

@@ -1,0 +1,110 @@
+"""Tokens in few bits."""
+
+from functools import partial
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ..attention.in_place import Reader
+from ..integration.rotary import Rotary
+from ..store.coders import KeysValues, Visible
+from ..store.columns import Columns, States
+from ..store.exact import Exact
+from . import fused
+from .codec import LEVELS, Codec, Codes, fuses
+from .in_codes import InCodes
+
+#: This many protected first tokens are not rounded, because models attend to them more than to any others. On SmolLM2
+#: more of them change nothing; rounding them too costs three times as much as rounding all other tokens.
+FIRST = 4
+#: Rows x KV heads x slots: up to this number, decoding is faster in eager mode than reading codes by torch operators.
+FEW = 768
+#: The names of columns begin so.
+_PARTS = "key", "value"
+
+
+class FewBits:
+    """Codes of keys and of values; see `Coder`.
+
+    The first `FIRST` tokens of a row (if they are protected) and its newest `block_size` tokens are not rounded, as
+    long as they are held. The choice depends only on the real tokens of the row, not on the batch.
+
+    If the mean that a codec subtracts depends on the position, the positions of the tokens are stored with their codes.
+
+    Attributes:
+        codecs: codecs of keys and of values.
+
+    Args:
+        codecs: see above.
+        block_size, protected: number of tokens per block, and of protected tokens.
+        separate: whether each KV head holds its own tokens.
+    """
+
+    rounds = True
+    rerotation: Rotary | None = None
+
+    def __init__(self, codecs: tuple[Codec, Codec], block_size: int, protected: int, separate: bool = False) -> None:
+        self.codecs = codecs
+        self._newest, self._first, self._separate = block_size, min(protected, FIRST), separate
+
+    def kinds(self, keys: Tensor, values: Tensor) -> tuple[dict[str, Tensor], Exact]:
+        """See `Coder.kinds`: codes and levels, and positions `[batch, sets, 0, 0 or 1]`."""
+        columns = {}
+        for part, codec, like in zip(_PARTS, self.codecs, (keys, values), strict=True):
+            packed, levels = codec.shapes(like, 0)
+            columns[f"{part}_codes"] = like.new_empty(packed, dtype=codec.packed_dtype(like.dtype))
+            columns[f"{part}_levels"] = like.new_empty(levels, dtype=LEVELS)
+            if codec.rotary is not None:
+                codec.rotary.prepare(like.device)  # as the next, for graphs, which cannot do so
+        fused.prepare(keys.device)
+        columns["positions"] = self._placed(keys.new_empty(*keys.shape[:2], 0, dtype=torch.int32))
+        return columns, Exact.kind(keys, values, self._newest, self._first)
+
+    def _placed(self, positions: Tensor) -> Tensor:
+        """The column of `positions` `[batch, kv_heads, n]`."""
+        rotates = any(codec.rotary is not None for codec in self.codecs)
+        sets = positions if self._separate else positions[:, :1]
+        return sets[..., None][..., : int(rotates)].to(torch.int32)
+
+    def encode(
+        self, keys: Tensor, values: Tensor, positions: Tensor | None = None, exact: Exact | None = None
+    ) -> dict[str, Tensor]:
+        """See `Coder.encode`."""
+        if positions is None or exact is None:
+            raise RuntimeError("Tokens that are rounded come with their positions.")
+        columns = {}
+        for part, codec, states, statistics in zip(
+            _PARTS, self.codecs, (keys, values), exact.row_statistics(), strict=True
+        ):
+            codes = codec.encode(states, statistics, positions[..., None])
+            columns[f"{part}_codes"], columns[f"{part}_levels"] = codes.packed, codes.levels
+        return {**columns, "positions": self._placed(positions.expand(*keys.shape[:2], -1))}
+
+    def decode(self, columns: States, exact: Exact | None) -> KeysValues:
+        """See `Coder.decode`; always new tensors."""
+        if exact is None:
+            raise RuntimeError("The cache is empty: run a forward first.")
+        keys, values = (
+            codec.decode(
+                Codes(columns[f"{part}_codes"], columns[f"{part}_levels"]),
+                like.shape[-1],
+                like.dtype,
+                statistics,
+                columns["positions"],
+            )
+            for part, codec, like, statistics in zip(
+                _PARTS, self.codecs, (exact.keys, exact.values), exact.row_statistics(), strict=True
+            )
+        )
+        return keys, values
+
+    def reader(self, columns: Columns, like: Tensor, held: int | None, visible: Visible) -> Reader | None:
+        """See `Coder.reader`; None for latents, which attention on codes does not support, and where it would be
+        slower."""
+        keys, values = self.codecs
+        readable = keys.readable and values.readable and not values.centred
+        few = prod(columns["key_codes"].shape[:-1]) < FEW
+        if not readable or (few and not fuses() and not fused.available(like.device)):
+            return None
+        return partial(fused.attend, InCodes(self.codecs, columns, columns.beside, held, visible()))
