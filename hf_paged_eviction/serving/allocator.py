@@ -109,7 +109,6 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         self._shares: dict[int, Shares] = {}
         self.evicted = self.steps = self.admitted = self.lost = 0
         self._starts: dict[str, Start] = {}
-        self._reading: dict[str, Start] = {}
         # Where other layers hold tokens, too, a prompt has to be read for those.
         shares = share and len(cache.cache_allocators) == 1
         self.prefixes = Prefixes(options.prefill_chunk_size, options.prefix_bytes if shares else 0)
@@ -169,9 +168,11 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
             return
         count = self.needs_new_blocks(request_id, past_length, query_length)
         blocks = self.block_table[request_id] = self.pool.get_free_blocks(self.index, count)
-        start = self._starts.pop(request_id, None)
+        start = self._starts.get(request_id)
         if start is None:  # tokens that no scheduler chose, to warm up
-            start = Start(self._request(request_id, count, self._shares_of(None), self.options.spans_of()))
+            start = self._starts[request_id] = Start(
+                self._request(request_id, count, self._shares_of(None), self.options.spans_of())
+            )
         request, table = start.request, self.request_table
         if not self._free_rows:
             more = 2 * max(self._rows, 4)
@@ -186,14 +187,12 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
             start.context.begin(request, table, self._pages)
             if start.read:
                 self.prefixes.use(start.context)
-        self._reading[request_id] = start
         self.admitted += 1
 
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
         """Give back the pages of a request, and its row. Pages that cannot be given back are `lost`."""
         blocks = self.block_table.pop(request_id, [])
         self._starts.pop(request_id, None)
-        self._reading.pop(request_id, None)
         request = self.requests.pop(request_id, None)
         if request is not None:
             self._free_rows.append(request.number)
@@ -239,7 +238,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         """Add the next `count` tokens of a request to the next forward; if that fails, the forward is as before."""
         if self._step.begun:
             self._step, self._planned = self._new_step(), set()
-        request, start = self.requests[request_id], self._reading[request_id]
+        request, start = self.requests[request_id], self._starts[request_id]
         self._keep_prefix(request, start)
         self._step.add(request, count)
         self._planned.add(request_id)

@@ -134,14 +134,19 @@ class CodedPages(StockPages):
 
     def encode(self, numbers: Tensor) -> None:
         """See `Pages.encode`: layers that are alike at once."""
+
+        def joined(*parts: Tensor) -> Tensor:
+            return torch.cat(parts)
+
         layers = [_rows_of(exact, numbers) for exact in self.exact]
         all_newest = [exact.newest_tokens() for exact in layers]
         todo = list(range(len(layers)))
         while todo:
-            alike = [layer for layer in todo if _alike(self.codecs[todo[0]], self.codecs[layer])]
+            first = self.codecs[todo[0]]
+            alike = [layer for layer in todo if all(map(Codec.alike, first, self.codecs[layer]))]
             todo = [layer for layer in todo if layer not in alike]
-            newest = map_tensors(_joined, *(all_newest[layer] for layer in alike))
-            exact = map_tensors(_joined, *(layers[layer] for layer in alike))
+            newest = map_tensors(joined, *(all_newest[layer] for layer in alike))
+            exact = map_tensors(joined, *(layers[layer] for layer in alike))
             sets = slice(None, self._sets)
             records = self._encode(alike[0], newest.keys, newest.values, newest.positions[:, sets], exact)
             places = torch.cat(
@@ -201,11 +206,7 @@ class CodedPages(StockPages):
         exact = _of(self.exact[layer], number)
         came = keys[:, :, -new:], values[:, :, -new:], positions[..., -new:]
         self._write(places, self._encode(layer, *came, exact))
-        exact.find(
-            positions,
-            positions[:, 0].amax(-1) + 1,
-            lambda slots: (gather_slots(keys, slots), gather_slots(values, slots)),
-        )
+        exact.find(positions, exact.count + new, lambda slots: (gather_slots(keys, slots), gather_slots(values, slots)))
 
     def pick(self, number: int, layer: int, tokens: Kept, keys: Tensor, values: Tensor, new: int) -> tuple[Tensor, ...]:
         """See `Pages.pick`: records; those that are not rounded are found again at once."""
@@ -242,11 +243,3 @@ def _of(exact: Exact, number: int) -> Exact:
 def _rows_of(exact: Exact, numbers: Tensor) -> Exact:
     """Copies of the rows of these requests."""
     return exact.change(lambda held: held.index_select(0, numbers))
-
-
-def _joined(*parts: Tensor) -> Tensor:
-    return torch.cat(parts)
-
-
-def _alike(codecs: tuple[Codec, Codec], others: tuple[Codec, Codec]) -> bool:
-    return all(one.alike(other) for one, other in zip(codecs, others, strict=True))

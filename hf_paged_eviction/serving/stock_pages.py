@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..attention.weights import Logits
-from .comparing import compare
+from .attention import compare
 from .pages import ALL, Pages, grown
 
 #: Bytes of keys and values that a CPU reads in the time that the operators of one group of sets take.

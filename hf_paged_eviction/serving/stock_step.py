@@ -9,7 +9,7 @@ from torch import Tensor
 from ..attention.weights import Logits
 from ..masks.visible import visible
 from ..queries.observer import Queries
-from .comparing import compare
+from .attention import compare
 from .failures import alone
 from .layout import Layout
 from .pages import Kept
