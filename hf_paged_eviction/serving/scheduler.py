@@ -160,7 +160,10 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
             return False
         allocators = self.cache.cache_allocators.values()
         read = max(allocator.get_seqlen_k(state.position_offset, count) for allocator in allocators) - count
-        self._cut(state, count)
+        if state.status != RequestStatus.DECODING:
+            rest = state.remaining_prefill_tokens
+            state.tokens_to_process, state.remaining_prefill_tokens = rest[:count], rest[count:]
+            state.status = RequestStatus.DECODING if count == len(rest) else RequestStatus.PREFILLING
         future = FutureRequestState(state, not state.remaining_prefill_tokens, {}, count)
         self.bounded.plan(state.request_id, count)  # nothing fails from here on, or others would get its tokens
         self._reads_prompt |= wants
@@ -177,21 +180,9 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
         return min(rest, self._cut_at - (len(state.initial_tokens) - rest) % self._cut_at)
 
     def _admit(self, state: RequestState, start: Start, count: int) -> bool:
-        if (
-            not self._admits
-            or not self.bounded.has_room(start)
-            or not self.cache.can_store_request_tokens(state, count)
-        ):
+        if not (self._admits and self.bounded.has_room(start) and self.cache.can_store_request_tokens(state, count)):
             return False
         state.position_offset = 0 if start.context is None else start.context.seen
         state.remaining_prefill_tokens = state.remaining_prefill_tokens[start.read :]
         self.active_requests[state.request_id] = self.waiting_requests.pop(state.request_id)
         return True
-
-    def _cut(self, state: RequestState, count: int) -> None:
-        """The next tokens of a request are its next `count`."""
-        if state.status == RequestStatus.DECODING:
-            return
-        rest = state.remaining_prefill_tokens
-        state.tokens_to_process, state.remaining_prefill_tokens = rest[:count], rest[count:]
-        state.status = RequestStatus.DECODING if count == len(rest) else RequestStatus.PREFILLING

@@ -31,7 +31,7 @@ LENGTHS = (40, 9, 33, 14)
 
 #: Every call for one request between admission and answer: module, class, methods.
 CALLS = {
-    "hf_paged_eviction.serving.scheduler.FixedCutScheduler": "_why_refused _next _admit _cut",
+    "hf_paged_eviction.serving.scheduler.FixedCutScheduler": "_why_refused _next _admit",
     "hf_paged_eviction.serving.allocator.BoundedAllocator": (
         "prepare _shares_of has_room plan _keep_prefix allocate_cache_to_request"
     ),
