@@ -14,6 +14,7 @@ from smallest import failure_of, message_of, script, smallest
 from hf_paged_eviction.layer import moves
 from hf_paged_eviction.layer.forwards import Forwards
 from hf_paged_eviction.layer.paged import PagedLayer
+from hf_paged_eviction.table import moves as table_moves
 from hf_paged_eviction.table.table import BlockTable
 from witness import Witness, check_all_told
 
@@ -240,7 +241,7 @@ def _where_they_are(table: BlockTable, sets: torch.Tensor) -> torch.Tensor:
     [
         (Forwards, "hide", lambda *args, **kwargs: None),  # the mask is not looked at
         (moves, "_level", lambda gone: None),  # one mask serves layers that differ
-        (BlockTable, "order_of_text", _where_they_are),  # other slots are empty than the mask says
+        (table_moves, "order_of_text", _where_they_are),  # other slots are empty than the mask says
     ],
     ids=["not looked at", "layers differ", "not moved"],
 )
