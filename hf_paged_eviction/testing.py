@@ -14,9 +14,7 @@ from .ranking import rank_keys
 Tokens = dict[str, Tensor]
 _PADS, _COUNT, _NOISE = (0, 3, 8), 40, 1e-4
 #: Of the channels of a key, 0 turns with 2 and 1 with 3, and they grow; the others stay.
-_ROTARY = Rotary(
-    torch.tensor([0.7, 0.05] * 2), torch.tensor([2, 3, 0, 1]), torch.tensor([-1.0, -1, 1, 1]), torch.tensor([1.2] * 4)
-)
+_ROTARY = Rotary(torch.tensor([0.7, 0.05]), torch.tensor([1.2] * 2))
 
 
 def check_policy(policy: str | EvictionPolicy, *, head_dim: int = 8, value_dim: int = 6) -> None:

@@ -234,15 +234,20 @@ def _layout(apply: _Apply, frequencies: Tensor, width: int) -> Rotary | None:
     # Row `c` is what channel `c` becomes: its own share, and what it gives to its partner.
     own = once.diagonal()
     crossed = once - own.diag()
-    turns = crossed.abs().amax(-1) > 0
-    partners = torch.where(turns, crossed.abs().argmax(-1), torch.arange(width, device="cpu"))
-    share = crossed.gather(1, partners[:, None])[:, 0]
-    scaling = torch.hypot(own, share)
-    angles = torch.atan2(share.abs(), own)
-    nearest = (angles[:, None] - frequencies.abs()).abs().argmin(-1)
-    # A channel gets from its partner what the partner gives to it.
-    signs = share.sign()[partners]
-    rotary = Rotary(torch.where(turns, frequencies[nearest], 0.0), partners, signs, scaling)
+    turning = crossed.abs().amax(-1).nonzero()[:, 0].tolist()
+    if not turning:
+        return None
+    distance = int(crossed[turning[0]].abs().argmax()) - turning[0]
+    neighbours = distance == 1
+    pairs = (turning[-1] + 1) // 2 if neighbours else distance
+    if not 0 < 2 * pairs <= width:
+        return None
+    # Pairs between others may have the frequency 0.
+    one = 2 * torch.arange(pairs, device="cpu") if neighbours else torch.arange(pairs, device="cpu")
+    share = crossed[one, one + distance]
+    angles = torch.atan2(share.abs(), own[one])
+    nearest = frequencies.abs()[(angles[:, None] - frequencies.abs()).abs().argmin(-1)]
+    rotary = Rotary(torch.where(share == 0, 0.0, nearest * share.sign()), torch.hypot(own[one], share), neighbours)
     for position, image in images.items():
         own_image = rotary.rotate(unit[0], torch.tensor(position, device="cpu"))
         if not torch.allclose(own_image, image, rtol=0, atol=1e-4):

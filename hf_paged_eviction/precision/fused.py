@@ -75,9 +75,6 @@ def obstacle(held: InCodes, query: Tensor) -> str | None:
         return f"the kernels read heads of at most {max(WARPS)} channels"
     if on_cpu and any(codec.bits is None for codec in held.codecs):
         return "keys or values are not in few bits"
-    rotary = held.codecs[0].rotary
-    if rotary is not None and rotary.in_pairs(query.device) is None:
-        return "channels do not turn in halves or by turns"
     return None
 
 
@@ -148,8 +145,8 @@ def _arguments(
 ) -> tuple[Any, ...]:
     """See `launching.launch`; `sizes`: slots that are read, and that a row and KV head has."""
     key_codec, value_codec = codecs
-    rotary = None if key_codec.rotary is None else key_codec.rotary.in_pairs(query.device)
-    turning, layout = rotary or ((None, None, None), (0, 1, 0, 0))
+    rotary = key_codec.rotary
+    turning, layout = ([None] * 3, [0, 1, 0, 0]) if rotary is None else rotary.of_channels(query.device)
     return (
         query.contiguous(),
         mask,
@@ -158,8 +155,8 @@ def _arguments(
         [part.contiguous() for part in (exact.slots, exact.keys, exact.values, exact.means, exact.sizes)],
         [None if bound is None else bound.contiguous() for bound in bounds],
         [_turn(key_codec, query), _turn(value_codec, exact.values)],
-        list(turning),
-        list(layout),
+        turning,
+        layout,
         [key_codec.bits or 0, value_codec.bits or 0],
         *sizes,
         logits.scaling,

@@ -76,7 +76,7 @@ def launch(
         exact: slots, keys, values, means and sizes of `Exact`.
         bounds: see `Segments`; None = slots lie side by side.
         turns: of keys and values, see `Codec.turn`; None = channels are not mixed.
-        turning, layout: see `Rotary.in_pairs`; None = no channel turns.
+        turning, layout: see `Rotary.of_channels`; None = no channel turns.
         set_slots: of a row and KV head; `slots` of them are read.
     """
     sizes = Sizes.of(query, columns, exact, bounds, slots)

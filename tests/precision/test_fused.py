@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from coded_cases import Case
-from hf_paged_eviction.integration.rotary import Rotary
 from hf_paged_eviction.precision import fused
 from hf_paged_eviction.precision.codec import Codec
 
@@ -17,8 +16,6 @@ class Other(Codec):
 
 CASE = Case(8, "cpu", dtype=torch.float32, kind="halves", key_dim=32, dim=32)
 HELD, QUERY = CASE.held(), torch.zeros(CASE.rows, CASE.heads * CASE.group, 1, 32)
-#: Channels whose partners have others.
-RING = Rotary(torch.ones(32), (torch.arange(32) + 1) % 32, torch.ones(32), torch.ones(32))
 
 
 @pytest.mark.parametrize(
@@ -28,7 +25,6 @@ RING = Rotary(torch.ones(32), (torch.arange(32) + 1) % 32, torch.ones(32), torch
         (HELD, QUERY.double(), "float32"),
         (HELD, QUERY.clone().requires_grad_(), "gradient"),
         (replace(HELD, codecs=(HELD.codecs[0], Other(4, True))), QUERY, "another package"),
-        (replace(HELD, codecs=(Codec(4, True, True, RING), HELD.codecs[1])), QUERY, "do not turn"),
         (HELD, torch.zeros(1, 1, 1, 320), "at most 256 channels"),
     ],
 )

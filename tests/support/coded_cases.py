@@ -24,12 +24,9 @@ def rotary(dim: int, kind: str) -> Rotary | None:
     if kind == "none":
         return None
     width = dim // 2 if kind == "part" else dim
-    channels, half = torch.arange(width), width // 2
-    pair = channels // 2 if kind == "turns" else channels % half
-    partners = channels ^ 1 if kind == "turns" else (channels + half) % width
-    first = channels % 2 == 0 if kind == "turns" else channels < half
-    scaling = torch.full((width,), 1.25 if kind == "turns" else 1.0)
-    return Rotary(1e4 ** (-pair.float() / half), partners, torch.where(first, -1.0, 1.0), scaling)
+    pairs = width // 2
+    scaling = torch.full((pairs,), 1.25 if kind == "turns" else 1.0)
+    return Rotary(1e4 ** (-torch.arange(pairs) / pairs), scaling, neighbours=kind == "turns")
 
 
 class Case:

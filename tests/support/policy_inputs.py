@@ -21,12 +21,7 @@ BUDGET = 8  # tokens that the layer may hold
 #: Of the six channels of a key, 0 turns with 2 and 1 with 3; the last two stay. Rotated states are 1.25 times as long.
 SPEEDS = (0.7, 0.05)
 STRETCH = 1.25
-ROTARY = Rotary(
-    torch.tensor([*SPEEDS, *SPEEDS]),
-    torch.tensor([2, 3, 0, 1]),
-    torch.tensor([-1.0, -1.0, 1.0, 1.0]),
-    torch.full((4,), STRETCH),
-)
+ROTARY = Rotary(torch.tensor(SPEEDS), torch.full((2,), STRETCH))
 
 
 @dataclass(frozen=True)
