@@ -1,7 +1,7 @@
 """What caches keep in shares of the memory of 16-bit keys and values: rows of real models, in one resumable command.
 
     python benchmarks/memory_rows.py run --model results/models/SmolLM2-135M-Instruct.Q4_1 --name smollm2
-    python benchmarks/memory_rows.py page            # the tables of README and docs
+    python benchmarks/memory_rows.py keep            # to where the tables of README and docs are made of
 
 A prompt is read once; its keys, values and queries then fill every cache, which is fed the question and the true answer
 in one forward. Right: every token of the answer is the cache's first choice. Only prompts that the full cache answers
@@ -113,7 +113,12 @@ def _single(tokenizer: Any, index: int) -> Prompt:
 
 
 def _twelve(tokenizer: Any, index: int) -> Prompt | None:
-    """Twelve passkeys of five digits in documentation, of which four are asked for."""
+    found = twelve_passkeys(tokenizer, index)
+    return None if found is None else _asked(tokenizer, f"twelve {index}", *found)
+
+
+def twelve_passkeys(tokenizer: Any, index: int) -> tuple[str, list[tuple[str, str, str]]] | None:
+    """Documentation with twelve passkeys of five digits, of which four are asked for: question, cue and answer."""
     draw = random.Random(f"{SEED} {index}")
     text = _passage(tokenizer, index, LENGTH - 20 * FACTS)
     if text is None:
@@ -128,7 +133,7 @@ def _twelve(tokenizer: Any, index: int) -> Prompt | None:
     questions = [
         (f"What is the passkey of the {names[at]}?", f" The passkey of the {names[at]} is", keys[at]) for at in asked
     ]
-    return _asked(tokenizer, f"twelve {index}", "\n".join(lines) + "\n", questions)
+    return "\n".join(lines) + "\n", questions
 
 
 def _asked(tokenizer: Any, name: str, text: str, questions: Sequence[tuple[str, str, str]]) -> Prompt:
