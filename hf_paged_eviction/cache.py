@@ -27,8 +27,11 @@ from .integration.window import Window
 from .layer.build import LayerBuilder
 from .layer.forwards import Forwards
 from .layer.hybrid import HybridLayer, paged_part, repeat_rows, select_rows
+from .layer.moves import check_crop, crop_held, crop_pending
+from .layer.overflow import cut_anew, protected_gone, shrink
 from .layer.paged import PagedLayer
 from .layer.plan import Plan
+from .layer.reading import in_order
 from .layer.states import LinearStates
 from .layer.stats import CacheStats
 from .masks.channel import wrap_mask_functions
@@ -269,17 +272,28 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 f"This cache was made for a model of {len(self._parts)} layers, and the model that uses it has at "
                 f"least {layer_idx + 1}. Make it from the config of that model."
             )
-        if torch.compiler.is_compiling():
+        compiling = torch.compiler.is_compiling()
+        if compiling:
             self._leave_graphs(key_states.shape[2])
-        if torch.compiler.is_compiling():  # still: a step of a static cache
-            return self._update(key_states, value_states, layer_idx, *args, **kwargs)
-        self._forwards.takes(layer_idx)
+            compiling = torch.compiler.is_compiling()  # still: a step of a static cache
+        if not compiling:
+            self._forwards.takes(layer_idx)
         try:
-            if layer_idx == self._first_paged:
+            if layer_idx == self._first_paged and not compiling:
                 self._forwards.begin(key_states.shape[0], key_states.shape[2])
-            return self._update(key_states, value_states, layer_idx, *args, **kwargs)
+            updated: tuple[Tensor, Tensor]
+            if self.offloading:
+                updated = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+            else:
+                updated = self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
+            if self._attention.shows_queries:
+                layer = self._parts[layer_idx]
+                if layer is not None:
+                    hand_over(layer, *updated, key_states.shape[2])
+            return updated
         finally:
-            self._forwards.inside = False
+            if not compiling:
+                self._forwards.inside = False
 
     def _leave_graphs(self, new: int | Tensor = 1) -> None:
         """Of a compiled call: leave it, unless this is a step of a static cache. Then `is_compiling` is False from here
@@ -288,20 +302,6 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             leave_graphs()
             if not self._plan.static:
                 warn_of_leaving()
-
-    def _update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        updated: tuple[Tensor, Tensor]
-        if self.offloading:
-            updated = super().update(key_states, value_states, layer_idx, *args, **kwargs)
-        else:
-            updated = self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
-        if self._attention.shows_queries:
-            layer = self._parts[layer_idx]
-            if layer is not None:
-                hand_over(layer, *updated, key_states.shape[2])
-        return updated
 
     # ---- masks ----------------------------------------------------------------------------------------------------
 
@@ -403,16 +403,21 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             RuntimeError: a layer that is not paged recorded nothing, or too little. Nothing has changed then.
         """
         paged = [layer for _, layer in self.paged_layers]
+        if paged and self._plan.static:
+            raise refusal("take tokens back (crop)")
         count = columns_to_remove(tokens_to_remove, self.get_seq_length())
         for layer in paged:
-            layer.check_crop(-count)
+            check_crop(layer.state, count)
         others = [layer for layer in self.layers if not isinstance(layer, PagedLayer)]
         crops = [layer.crop_state if isinstance(layer, HybridLayer) else layer.crop for layer in others]
         crop_all_or_none(others, crops, count, self.get_seq_length() - count)
-        held = [layer.crop_pending(count) for layer in paged]
+        held = [crop_pending(layer.state, count) for layer in paged]
         self._forwards.commit()
         for layer, held_count in zip(paged, held, strict=True):
-            layer.crop_held(held_count)
+            if layer.state.table is not None and not layer.state.seen:
+                layer.reset()
+            else:
+                crop_held(layer.state, held_count)
         if count:
             self._padding.crop(self.get_seq_length())
             self._states.taken_back()
@@ -444,12 +449,14 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._forwards.commit()
         self._split.protect(new_spans)
         for layer in self._evicting:
-            layer.protect(new_spans)
+            layer.state.budget.protect(new_spans)
+            if layer.state.table is not None:
+                layer.state.table.protect(layer.budget)
         self._plan.divide()
         for layer in self._evicting:
-            layer.cut_anew()
+            cut_anew(layer.state)
         self._options = options
-        gone = max((layer.protected_gone for layer in self._evicting), default=0)
+        gone = max((protected_gone(layer.state) for layer in self._evicting), default=0)
         if gone:
             warnings.warn(
                 f"{gone} of the tokens to protect have been evicted already, in the layer, row and head that lacks "
@@ -482,7 +489,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._split.shrink(options.sizes)
         self._plan.divide()
         for layer, share in zip(layers, layer_budgets(options.sizes, options.allocator, len(layers)), strict=True):
-            layer.shrink(share)
+            shrink(layer.state, share)
 
     def check_shrink(self, budget: int | Sequence[int]) -> CheckedOptions:
         """Raise the error that `shrink` would raise, if any. Returns the options that it would set."""
@@ -665,7 +672,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def __iter__(self) -> Iterator[tuple[Tensor | None, Tensor | None, Tensor | None]]:
         """Yield keys, values and, if there is one, the sliding window of each layer, as `DynamicCache` does.
 
-        Paged layers give copies of the held tokens in the order of the text, see `PagedLayer.in_order`.
+        Paged layers give copies of the held tokens in the order of the text, see `in_order`.
 
         Warns if tokens have been evicted: a `DynamicCache` made of these counts the held tokens, so it needs its own
         `position_ids` and mask.
@@ -681,7 +688,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             )
         for layer, part in zip(self.layers, self._parts, strict=True):
             if part is not None:
-                yield *(part.in_order() or (None, None)), None
+                yield *(in_order(part.state) or (None, None)), None
             else:
                 yield layer.keys, layer.values, getattr(layer, "_sliding_window_tensor", None)
 

@@ -85,7 +85,7 @@ class LayerBuilder:
                 place = Place(index, heads[index], rotaries.get(index), rerotations.get(index), codecs)
                 paged_layer = PagedLayer(budgets[index], common, place)
                 if memory is not None:
-                    memory.add(paged_layer.state)
+                    memory.add(paged_layer.state.budget)
                 layers.append(paged_layer if layer is None else HybridLayer(paged_layer, layer))
             else:
                 layers.append(layer)

@@ -344,7 +344,7 @@ class Forwards:
         Raises:
             ValueError: it does not say what the pads are, or its columns are not where the tokens lie.
         """
-        if any(layer.out_of_order for layer in self._layers):
+        if any(layer.held and not layer.table.counters.in_arrival_order for layer in self._layers):
             raise ValueError(
                 f"A 4-D attention mask came, with a column for each of {seen} tokens of the past and {count} new ones. "
                 "But tokens have been evicted or moved, and each layer holds others in an order of its own, so no such "

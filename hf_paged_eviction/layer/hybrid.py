@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..table.rollback import columns_to_remove, crop_all_or_none
+from .moves import check_crop
 from .paged import PagedLayer
 from .states import rows_of
 
@@ -41,11 +42,13 @@ class HybridLayer(LinearAttentionAndFullAttentionLayer):  # type: ignore[misc]
     @property
     def keys(self) -> Tensor | None:
         """The keys of `paged`; the properties below are also those of `paged`."""
-        return self.paged.keys
+        keys: Tensor | None = self.paged.keys
+        return keys
 
     @property
     def values(self) -> Tensor | None:
-        return self.paged.values
+        values: Tensor | None = self.paged.values
+        return values
 
     @property
     def is_initialized(self) -> bool:
@@ -97,7 +100,7 @@ class HybridLayer(LinearAttentionAndFullAttentionLayer):  # type: ignore[misc]
         """See `PagedLayer.crop` and `crop_state`. Crops both parts, or none."""
         seen = self.get_seq_length()
         count = columns_to_remove(tokens_to_remove, seen)
-        self.paged.check_crop(-count)
+        check_crop(self.paged.state, count)
         crop_all_or_none([self], [self.crop_state], count, seen - count)
         self.paged.crop(-count)
 

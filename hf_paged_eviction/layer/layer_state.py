@@ -13,7 +13,7 @@ from ..queries.recorder import QueryRecorder
 from ..saved import SavedState, StateDict
 from ..static.ring import QueryRing
 from ..static.slots import NextSlots
-from ..store.arriving import StateKind
+from ..store.arriving import Arrivals, StateKind
 from ..store.pending import Offered, Pending
 from ..store.store import Store
 from ..store.tensors import with_new
@@ -22,6 +22,7 @@ from ..table.budget import BlockBudget
 from ..table.table import BlockTable
 from .block_fill import BlockFill
 from .exposed import ExposedStates
+from .memory_plan import MemoryPlan
 from .stats import LayerStats
 
 #: Keys and values for attention; None where they are read from the store.
@@ -49,7 +50,11 @@ class LayerState:
         may_fill: whether single tokens need no work beside writing, until a block is full.
         early: whether each token is scored once, before it is rounded: tokens of a prompt when they come, single tokens
             just before their block is encoded.
+        may_widen: whether held tokens can be converted to a wider dtype.
         ring: stores the queries of compiled steps; None if there are none.
+        memory: turns a budget in bytes into tokens; None if the budget is not in bytes.
+        arrivals: checks the kind of new keys and values.
+        recording: whether new tokens wait until `crop` or the next forward commits them.
         table: positions, scores and victims; None before the first forward.
         seen: number of columns seen, pads and pending tokens included.
         pending: tokens that wait for `crop` or for attention, in addition to those in the table; None = none.
@@ -61,6 +66,7 @@ class LayerState:
     Args:
         store, budget, action, recorder, scorer, padding, own_mask: see above.
         static: whether single tokens are taken in compiled steps.
+        memory: see above.
     """
 
     def __init__(
@@ -73,12 +79,16 @@ class LayerState:
         padding: Padding,
         own_mask: bool,
         static: bool,
+        memory: MemoryPlan | None,
     ) -> None:
         self.store, self.budget, self.action, self.recorder = store, budget, action, recorder
         self.scorer, self.padding, self.own_mask = scorer, padding, own_mask
         self.needs = needs = scorer.policy.needs
         self.exposed = ExposedStates(scorer.layer_idx)
-        self.may_fill = not (action.plans or action.takes or action.reads or static or store.rounds)
+        self.arrivals = Arrivals(scorer.layer_idx)
+        self.memory, self.recording = memory, False
+        self.may_widen = not (action.plans or action.takes or action.reads or static)
+        self.may_fill = self.may_widen and not store.rounds
         self.early = store.rounds and needs.token_local and not action.picks_blocks
         self.ring = QueryRing() if static and needs.queries else None
         self.next_slots: NextSlots | None = None
@@ -142,7 +152,7 @@ class LayerState:
         kind = mine[0].shape, mine[1].shape, mine[0].device, local
         return kind == (others[0].shape, others[1].shape, others[0].device, its_local)
 
-    def stats(self, layer_idx: int) -> LayerStats:
+    def stats(self) -> LayerStats:
         """Counts and bytes. Reads tensors."""
         table, action = self.table, self.action
         held, budget = 0 if table is None else table.held, self.budget.now.tokens
@@ -150,9 +160,10 @@ class LayerState:
         if table is not None and held:
             if table.limits is not None:
                 held = budget = round(table.limits.double().mean().item())
-            evicted_tokens, evicted_blocks = int(table.evicted_tokens.sum()), int(table.choice.evicted_blocks.sum())
+            evicted_tokens = int(table.evicted_tokens.sum()) + self.padding.tokens_hidden
+            evicted_blocks = int(table.choice.evicted_blocks.sum())
         return LayerStats(
-            layer_idx=layer_idx,
+            layer_idx=self.scorer.layer_idx,
             seen=self.seen,
             held=held,
             budget=budget,
@@ -239,6 +250,9 @@ class LayerState:
     def start(self, keys: Tensor, values: Tensor) -> BlockTable:
         """Make the storage and the table for the first tokens, `[batch, kv_heads, new, dim]`."""
         rows, heads, count, _ = keys.shape
+        self.budget.split.check(self.budget, heads, self.scorer.local_heads)
+        self.store.dtype, self.store.device = self.store.dtype or keys.dtype, keys.device
+        self.measure(keys, values)
         self.budget.now = budget = self.budget.now.resolve(count)
         capacity, device = budget.capacity, keys.device
         least = self.store.slots_to_begin_with(count, budget.block_size, capacity)
@@ -249,6 +263,16 @@ class LayerState:
         if self.recorder is not None:
             self.recorder.observer.start(rows, heads, capacity, device)
         return table
+
+    def measure(self, keys: Tensor, values: Tensor) -> None:
+        """Make tokens of a budget in bytes, for states like these."""
+        if self.memory is not None:
+            store, (beside, passing) = self.store, self.action.most_bytes(keys, values)
+            beside += store.fixed_bytes(keys, values)
+            token_bytes = self.action.slot_bytes(store.token_bytes(keys, values))
+            in_16_bits, spans = 2 * (keys.numel() + values.numel()), self.budget.now.spans
+            place = self.scorer.layer_idx
+            self.memory.begin(place, token_bytes, keys.shape[0], beside, passing, spans, in_16_bits)
 
     def _new_table(self, budget: BlockBudget, rows: int, sets: int, device: torch.device) -> BlockTable:
         needs, picks = self.needs, self.action.picks_blocks
@@ -271,6 +295,9 @@ class LayerState:
         self.exposed.forget()
         self.budget.clear()
         self.store.clear()
+        if self.memory is not None:
+            self.memory.forget()
+        self.store.dtype = self.arrivals.kind = None  # the model's dtype may change before the next prompt
         self.action.clear()
         if self.recorder is not None:
             self.recorder.clear()
@@ -297,7 +324,7 @@ class LayerState:
         if self.table is None:
             return
         self.store.columns.map_rows(change)
-        self.table.map_rows(change)
+        self.table.give(self.table.state.map_rows(change))
         self.action.map_rows(change)
         if self.pending is not None:
             self.pending = self.pending.map_rows(change)

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from ..allocators.split import LayerBudget
 from ..table.budget import BlockBudget
 from ..table.spans import Spans
-from .layer_state import LayerState
 
 
 class MemoryPlan:
@@ -22,12 +22,17 @@ class MemoryPlan:
     def __init__(self, sizes: BlockBudget, storage: Callable[[BlockBudget, int], int]) -> None:
         self._sizes = sizes
         self._storage = storage
-        self._layers: list[LayerState] = []
+        self._budgets: list[LayerBudget] = []
         self._token_bytes = 0
+        self._begun = False
 
-    def add(self, layer: LayerState) -> None:
+    def add(self, budget: LayerBudget) -> None:
         """Add the next layer of the model."""
-        self._layers.append(layer)
+        self._budgets.append(budget)
+
+    def forget(self) -> None:
+        """The next layer that begins is the first of a text."""
+        self._begun = False
 
     def begin(
         self,
@@ -53,12 +58,12 @@ class MemoryPlan:
         Raises:
             ValueError: the memory holds too few tokens, or this layer needs more per token than the first one did.
         """
-        if not any(layer.seen for layer in self._layers):
-            self._token_bytes = token_bytes
-            self._sizes = replace(self._sizes, spans=spans).of_prompt(in_16_bits * len(self._layers))
+        if not self._begun:
+            self._begun, self._token_bytes = True, token_bytes
+            self._sizes = replace(self._sizes, spans=spans).of_prompt(in_16_bits * len(self._budgets))
             sizes = self._sizes.in_tokens(self._tokens(token_bytes, rows, beside, passing))
-            for layer in self._layers:
-                layer.budget.now = sizes
+            for budget in self._budgets:
+                budget.now = sizes
         elif token_bytes > self._token_bytes:
             raise ValueError(
                 f"Layer {layer_idx} takes {token_bytes:,} bytes per token, an earlier one {self._token_bytes:,}: "
@@ -72,7 +77,7 @@ class MemoryPlan:
 
     def _tokens(self, token_bytes: int, rows: int, beside: int, passing: int) -> int:
         """Mean share of a layer, whole blocks."""
-        layers, size, smallest = len(self._layers), self._sizes.block_size, self._sizes.smallest
+        layers, size, smallest = len(self._budgets), self._sizes.block_size, self._sizes.smallest
         taken = layers * beside + passing
         room = max(self._total - taken, 0) // token_bytes
         tokens = room // layers // size * size

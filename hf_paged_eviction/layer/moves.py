@@ -16,22 +16,39 @@ from .scores import encode
 # ---- taking back ----------------------------------------------------------------------------------------------------
 
 
-def check_back(state: LayerState, count: int) -> None:
-    """Check that the last `count` columns can be taken back; some column must remain.
+def check_crop(state: LayerState, count: int) -> None:
+    """Check that the last `count` columns can be taken back.
 
     Raises:
-        ValueError: some of these tokens have been evicted.
+        ValueError: some of these tokens have been evicted. RuntimeError: see `ExposedStates`.
     """
-    state.action.check_crop(count)
-    order_without(state.known, count, _tokens_among(state, count), _pads_without(state, count))
+    state.exposed.check()
+    table, count = state.table, count - state.waiting  # pending tokens can always be dropped
+    if table is not None and 0 < count < table.seen:
+        state.action.check_crop(count)
+        order_without(table, count, _tokens_among(state, count), _pads_without(state, count))
 
 
-def take_back(state: LayerState, count: int) -> None:
-    """Take back the last `count` columns; some column must remain.
+def crop_pending(state: LayerState, count: int) -> int:
+    """Take back pending tokens, the newest of `count`. Returns the number of tokens to take back that are held, for
+    `crop_held`; the pending ones must be committed before."""
+    state.seen -= count
+    if state.pending is None:
+        return count
+    dropped = min(count, state.waiting)
+    state.pending = state.pending.first(state.waiting - dropped)
+    return count - dropped
+
+
+@without_autocast
+def crop_held(state: LayerState, count: int) -> None:
+    """Take back the newest `count` held tokens, of which some remain; none are pending.
 
     Raises:
-        ValueError: see `check_back`.
+        ValueError: see `check_crop`.
     """
+    if not count:
+        return
     pads = _pads_without(state, count)
     order = order_without(state.known, count, _tokens_among(state, count), pads)
     encode(state)

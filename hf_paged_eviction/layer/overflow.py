@@ -13,6 +13,7 @@ from ..store.pending import Offered, Pending
 from ..store.store import Arrived
 from ..store.tensors import with_new
 from ..table.bounds import smallest_budget
+from ..table.budget import BlockBudget
 from ..table.moves import align, empty_out, replace_rows, resize
 from ..table.shifts import moved_shifts
 from .layer_state import LayerState, Shown
@@ -81,7 +82,47 @@ def _tell_ranks(state: LayerState, scores: Tensor, positions: Tensor) -> None:
         budget.split.rank(budget, ranks, smallest_budget(table.phase.bounds, budget.now, whole=False))
 
 
-# ---- another budget -------------------------------------------------------------------------------------------------
+# ---- another budget, other spans ------------------------------------------------------------------------------------
+
+
+def shrink(state: LayerState, sizes: BlockBudget) -> None:
+    """Lower the budget, evict the excess at once, and make the storage smaller. No tokens may be pending.
+
+    Queries of the block that is being filled are observed at the end of the next block.
+    """
+    state.exposed.check()
+    state.budget.give(sizes)
+    state.memory = None
+    if state.table is None:
+        state.store.columns.use({})  # room of an earlier prompt
+    else:
+        _refit(state, anew=False)
+
+
+def cut_anew(state: LayerState) -> None:
+    """Divide the held tokens into blocks again, and let shares change, after other spans were protected.
+
+    This is necessary because the block that was being overwritten may hold a token that is protected now.
+    """
+    if state.table is not None and state.table.full:
+        _refit(state, anew=True)
+
+
+def _refit(state: LayerState, anew: bool) -> None:
+    state.store.prefetch()
+    fit(state, anew=anew)
+    if state.recorder is not None:
+        state.recorder.observer.delay()
+
+
+def protected_gone(state: LayerState) -> int:
+    """Number of protected tokens that came and are not held, in the row and head with most of them. Reads tensors."""
+    table = state.table
+    if table is None or state.action.picks_blocks:  # these blocks come back
+        return 0
+    text = torch.arange(table.seen, device=table.device)
+    came = table.protected(text.expand(table.rows, -1)) & (text < table.next_positions[:, None])
+    return int((came.sum(-1, keepdim=True) - table.protected(table.positions).sum(-1)).max())
 
 
 def fit(state: LayerState, *, anew: bool = False) -> None:

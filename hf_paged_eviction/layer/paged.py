@@ -1,7 +1,7 @@
 """One paged layer: a fixed storage of keys and values, with eviction block by block."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from ..allocators.split import LayerBudget
 from ..attention.parts import Part, Read
 from ..autocast import autocast_on, outside_autocast, without_autocast
 from ..disposals import AttentionCall, Disposal, Drop, Site
-from ..graphs import outside_graphs
 from ..policies.needs import Heads
 from ..policies.scorer import Scorer
 from ..precision.few_bits import FewBits
@@ -20,29 +19,43 @@ from ..queries.observer import Observer, Queries
 from ..queries.recorder import QueryRecorder
 from ..saved import SavedState, StateDict
 from ..static.checks import refusal
-from ..static.ring import QueryRing
-from ..store.arriving import Arrivals
 from ..store.coders import Plain
-from ..store.columns import gather_slots
-from ..store.pending import Pending
-from ..store.store import Store, no_mask
-from ..store.tensors import with_new
+from ..store.store import Store
 from ..table.budget import BlockBudget
 from ..table.rollback import columns_to_remove
 from ..table.shifts import held_shifts
-from ..table.spans import Spans
 from ..table.table import BlockTable
 from ..table.victims import block_scores, blocks
-from .gradients import refuse_gradients
-from .intake import commit, overflows, take
+from .forward import admit, attended, filled, receive
+from .intake import commit
 from .layer_state import LayerState
-from .memory_plan import MemoryPlan
-from .moves import check_back, take_back
-from .overflow import fit
+from .moves import check_crop, crop_held, crop_pending
 from .parameters import Common, Place
 from .plan import Plan
 from .scores import refresh
 from .stats import LayerStats
+
+
+def _of_state(name: str) -> property:
+    """An attribute of the layer's state."""
+    return property(attrgetter(f"state.{name}"), lambda self, value: setattr(self.state, name, value))
+
+
+def _storage(name: str) -> property:
+    """A property of the layer: its keys, or its values."""
+
+    @without_autocast
+    def read(self: "PagedLayer") -> Tensor | None:
+        """`[batch, kv_heads, slots, head_dim]`; the first `held` slots are in use, and the number of slots grows up to
+        the budget. None before the first forward. Read it only: after a write to it, the next forward raises an
+        error."""
+        states = self.store.read()[name == "values"] if self.store.columns.tensors else None
+        return self.state.exposed.expose(name, states)
+
+    def refuse(self: "PagedLayer", _: Tensor) -> None:
+        raise _no_assignment(name)
+
+    return property(read, refuse)
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -59,7 +72,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         record_past: while True, new tokens wait in a buffer until `crop` or the next forward commits them.
         plan: what the layers of the cache decide together; a cache sets it.
         masks_itself: see below.
-        memory: turns a budget in bytes into tokens; None if the budget is not in bytes.
         reads, kv_unchanged: see `KeyOwner`.
 
     Args:
@@ -70,25 +82,24 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     is_sliding = False
     supports_early_init = True
+    record_past = _of_state("recording")
+    keys = _storage("keys")
+    values = _storage("values")
 
     def __init__(self, budget: BlockBudget, common: Common, place: Place) -> None:
         self.is_initialized = False
         self.is_compileable = common.static
         self.kv_unchanged = False
-        self.record_past = False
         self.policy = policy = common.policy
         self.needs = needs = policy.needs
         self.heads: Heads = common.heads
         self.layer_idx, self.local_heads, self.rotary = place.layer_idx, place.local_heads, place.rotary
         self.padding = common.padding
-        self.memory = common.memory
-        layer_budget = LayerBudget(budget, common.split)
-        self.store = self._make_store(budget, common, place)
+        self.store = _store(budget, common, place)
         self.action = common.disposal.action(
             Site(self.store, self.heads, self.local_heads, budget, needs.absolute_noise)
         )
-        self._drops = not (self.action.plans or self.action.takes or self.action.reads)
-        if not self._drops:
+        if self.action.plans or self.action.takes or self.action.reads:
             _check_disposal(common.disposal, self.store.rounds, common.static)
         self.reads = self.action.reads
         self.recorder: QueryRecorder | None = None
@@ -97,57 +108,22 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.recorder = QueryRecorder(Observer(policy, budget.block_size, self.local_heads, self.rotary))
         self.state = LayerState(
             self.store,
-            layer_budget,
+            LayerBudget(budget, common.split),
             self.action,
             self.recorder,
             Scorer(policy, self.heads, self.layer_idx, self.local_heads, self.rotary),
             self.padding,
             self.masks_itself,
             common.static,
+            common.memory,
         )
         self.plan = Plan([self.state], self.padding, common.static)
-        self._arrivals = Arrivals(self.layer_idx)
-
-    def _make_store(self, budget: BlockBudget, common: Common, place: Place) -> Store:
-        # Rows or heads with different numbers of tokens need no padding, unless keys are rotated again.
-        unequal = common.split is not None and common.split.unequal and isinstance(common.disposal, Drop)
-        ragged = unequal and place.rerotation is None
-        if place.codecs is None:
-            return Store(Plain(place.rerotation), common.static, ragged)
-        separate = ragged or self.heads == "separate"
-        coder = FewBits(place.codecs, budget.block_size, budget.protected, separate)
-        return Store(coder, common.static, ragged)
 
     def __repr__(self) -> str:
         size = self.budget.tokens if self.budget.tokens is not None else self.budget.label
         return f"{type(self).__name__}(budget={size}, held={self.held}, seen={self.get_seq_length()})"
 
     # ---- what transformers asks -----------------------------------------------------------------------------------
-
-    @property
-    def keys(self) -> Tensor | None:
-        """`[batch, kv_heads, slots, head_dim]`; the first `held` slots are in use, and the number of slots grows up to
-        the budget. None before the first forward. Read it only: after a write to it, the next forward raises an
-        error."""
-        return self._exposed("keys")
-
-    @keys.setter
-    def keys(self, _: Tensor) -> None:
-        raise _no_assignment("keys")
-
-    @property
-    def values(self) -> Tensor | None:
-        """As `keys`."""
-        return self._exposed("values")
-
-    @values.setter
-    def values(self, _: Tensor) -> None:
-        raise _no_assignment("values")
-
-    @without_autocast
-    def _exposed(self, name: str) -> Tensor | None:
-        states = self.store.read()[name == "values"] if self.store.columns.tensors else None
-        return self.state.exposed.expose(name, states)
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -191,7 +167,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return 1, seen
         if most is not None:
             held = min(held, most)
-            if count == 1 and held == most and not self.record_past:
+            if count == 1 and held == most and not state.recording:
                 return held, seen + 1 - held
         return held + count, seen - held
 
@@ -199,9 +175,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """-1: any number of tokens may be fed."""
         return -1
 
-    def get_max_cache_shape(self) -> int:
-        """The name of `get_max_length` before transformers 5.13."""
-        return -1
+    get_max_cache_shape = get_max_length  # its name before transformers 5.13
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
         """Note dtype and device. For tensors without tokens (`early_initialization`), make the storage for the whole
@@ -215,8 +189,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.store.device = key_states.device
         self.is_initialized = True
         if key_states.shape[2] == 0 and value_states is not None and key_states.shape[0]:
-            if self.memory is not None and not self.budget.of_first_forward:
-                self._measure(self.memory, key_states, value_states)
+            if self.state.memory is not None and not self.budget.of_first_forward:
+                self.state.measure(key_states, value_states)
+                self.state.memory.forget()
             if self.budget.tokens is None:
                 raise ValueError("budget= is a share, and needs a prompt before storage can be made: give tokens.")
             self.store.make(key_states, value_states, self.budget.capacity)
@@ -246,12 +221,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.state.held
 
     @property
-    def out_of_order(self) -> bool:
-        """Whether some column `n` of the text is not in slot `n`. Reads no tensor."""
-        table = self.state.table
-        return table is not None and not table.counters.in_arrival_order
-
-    @property
     def all_real(self) -> bool:
         """Whether every slot that the last `update` returned is known to hold a real token. Reads no tensor."""
         if self.plan.static:
@@ -272,22 +241,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     # ---- update ---------------------------------------------------------------------------------------------------
 
-    def _check_arriving(self, keys: Tensor, values: Tensor) -> None:
-        if self.state.exposed.states:
-            self.state.exposed.check()
-        # After a disposal has taken tokens, and with a budget in bytes, those that are held keep their dtype.
-        may_widen = self._drops and not self.is_compileable and self.memory is None
-        dtype = self._arrivals.check(keys, values, may_widen).dtype
-        if dtype != self.store.dtype and self.state.table is not None:
-            self._widen(dtype)
-        self.store.dtype = dtype
-
-    def _widen(self, dtype: torch.dtype) -> None:
-        state = self.state
-        if state.pending is not None:
-            state.pending = state.pending.wider(dtype)
-        self.store.widen(dtype)
-
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Take in new tokens and return the keys and values that their queries see.
 
@@ -305,139 +258,24 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
                 changed.
             RuntimeError: attention has not shown the queries of the last forward; or see `ExposedStates`.
         """
-        recorder, fill = self.recorder, self.state.fill
-        if fill is not None and not self.record_past and (recorder is None or not recorder.expects):
-            attended = fill.write(self.state.table, key_states, value_states)
+        state, recorder = self.state, self.recorder
+        if state.fill is not None and not state.recording and (recorder is None or not recorder.expects):
+            attended = state.fill.write(state.table, key_states, value_states)
             if attended is not None:
-                self.state.seen += 1
-                return attended if recorder is None else self._filled(recorder, key_states, value_states)
+                state.seen += 1
+                return (
+                    attended
+                    if recorder is None
+                    else filled(state, recorder, key_states, value_states, self.kv_unchanged)
+                )
         if not torch.compiler.is_compiling():
-            self._check_arriving(key_states, value_states)
+            admit(state, key_states, value_states)
+            if not self.is_initialized:
+                self.lazy_initialization(key_states, value_states)
         if autocast_on(key_states.device):
             with outside_autocast(key_states.device):
-                return self._receive(key_states, value_states)
-        return self._receive(key_states, value_states)
-
-    def _filled(self, recorder: QueryRecorder, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """A single token was written, and attention will show its query."""
-        table = self.state.known
-        recorder.prepare(table, 1, None)
-        return self._expecting(keys, *self._shown(table, keys, values))
-
-    def _receive(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        take_in = self._step if self.plan.static else self._take_in
-        if not key_states.requires_grad or torch.compiler.is_compiling():
-            return take_in(key_states, value_states)
-        single, later = key_states.shape[2] == 1 and self.store.rounds, self.state.came_with_gradients
-        attended = take_in(key_states, value_states)
-        self.state.came_with_gradients = True
-        return refuse_gradients(attended, key_states) if single or later else attended
-
-    def _step(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        """As `_take_in`, of a static cache."""
-        if key_states.shape[2] != 1 or self.state.table is None:
-            return self._interrupt(key_states, value_states)
-        if not self.plan.ready:
-            self.plan.check_ready()
-        attended = self.state.write(key_states, value_states, self.kv_unchanged)
-        self.plan.took(self.state)
-        return attended
-
-    @outside_graphs
-    def _interrupt(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        self.plan.interrupt()
-        return self._take_in(key_states, value_states)
-
-    def _take_in(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        self.state.check_attended()
-        keys, values = self._use_then_evict(key_states, value_states)
-        self.state.seen += key_states.shape[2]
-        return self._expecting(key_states, keys, values)
-
-    def _expecting(self, new: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The tokens with these `new` keys attend to `keys` and `values`, which are returned; attention has to show
-        their queries, if there is a recorder."""
-        if self.recorder is None:
-            return keys, values
-        if new.shape[2]:
-            self.recorder.expects = True
-        if self.masks_itself and keys is not new and not self.store.copies and keys is self.store.shown()[0]:
-            keys = keys[:]  # attention attaches a mask to them, which the storage must not keep
-        return keys, values
-
-    def _use_then_evict(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        state, (keys, values) = self.state, self.store.detached(key_states, value_states)
-        count = keys.shape[2]
-        if count == 0:
-            return state.shown_with(state.held, keys, values)
-        if state.pending is not None:
-            self.commit()
-        elif self.recorder is not None:
-            self.recorder.queries = None
-        table = state.table
-        if table is None:
-            table = self._start(keys, values)
-        else:
-            table.check_rows(keys.shape[0])
-        seen, held = state.seen, table.counters.held
-        real = self.padding.columns(seen, seen + count, keys.shape[0], keys.device)
-        if self.record_past or (self.recorder is not None and (count > 1 or overflows(state, count))):
-            shown = state.shown_with(held, key_states, value_states, real)
-            # They are committed as soon as attention has come; and encoding, or a change of dtype, would change them.
-            stays = not (self.record_past or self.store.rounds) and keys is key_states and values is value_states
-            state.pending, state.fill = Pending(keys, values, real, shown if stays else None), None
-            return shown
-        if count == 1 or (seen and not key_states.requires_grad and not self.store.rounds):
-            attended = take(state, self.plan, keys, values, real)
-            if attended is not None:
-                return attended
-            return self._shown(table, keys, values, in_place=count == 1 and not key_states.requires_grad)
-        # The caller's own tensors carry a gradient and are not rounded, which those of the storage may be.
-        attended = state.shown_with(held, key_states, value_states)
-        take(state, self.plan, keys, values, real)
-        return attended
-
-    def _shown(self, table: BlockTable, keys: Tensor, values: Tensor, in_place: bool = True) -> tuple[Tensor, Tensor]:
-        """What tokens attend to that are held now; `in_place`: it is a single one without a gradient."""
-        carrier = self._carrier(keys, table) if in_place and self.kv_unchanged else None
-        counters = table.counters
-        if carrier is not None:
-            return carrier, values
-        return self.store.shown(None if counters.overwriting else counters.held)
-
-    def _carrier(self, keys: Tensor, table: BlockTable) -> Tensor | None:
-        """See `Store.carrier`. None also where observers, or what is attended to beside the keys, need all of them."""
-        if self.reads or (self.needs.queries and table.counters.may_fill_block) or torch.compiler.is_compiling():
-            return None
-        hides = self.masks_itself and not table.all_used
-        return self.store.carrier(keys, None if table.full else table.held, self._visible if hides else no_mask)
-
-    def _visible(self) -> Tensor | None:
-        """`[B, 1 or H, held]` bool, the slots that the single token of this forward attends to; None = all."""
-        mask = self.mask(1)
-        return None if mask is None else mask[:, :, 0]
-
-    def _start(self, keys: Tensor, values: Tensor) -> BlockTable:
-        """The first tokens are about to come: make the table."""
-        budget = self.state.budget
-        budget.split.check(budget, keys.shape[1], self.local_heads)
-        self.store.dtype, self.store.device = self.store.dtype or keys.dtype, keys.device
-        if self.memory is not None:
-            self._measure(self.memory, keys, values)
-        table = self.state.start(keys, values)
-        if keys.shape[0] > 1:
-            self.padding.warn_if_unknown()
-        return table
-
-    def _measure(self, memory: MemoryPlan, keys: Tensor, values: Tensor) -> None:
-        """Make tokens of a budget in bytes, for states like these."""
-        store, (beside, passing) = self.store, self.action.most_bytes(keys, values)
-        beside += store.fixed_bytes(keys, values)
-        token_bytes = self.action.slot_bytes(store.token_bytes(keys, values))
-        in_16_bits = 2 * (keys.numel() + values.numel())
-        memory.begin(self.layer_idx, token_bytes, keys.shape[0], beside, passing, self.budget.spans, in_16_bits)
+                return receive(state, self.plan, key_states, value_states, self.kv_unchanged)
+        return receive(state, self.plan, key_states, value_states, self.kv_unchanged)
 
     @without_autocast
     def commit(self) -> None:
@@ -472,32 +310,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Take the queries of the last forward, and the keys that they were compared with."""
         if self.recorder is not None:
             with outside_autocast(queries.query.device):
-                self._attended(self.recorder, queries)
-
-    def _attended(self, recorder: QueryRecorder, queries: Queries) -> None:
-        ring = self.state.ring
-        if self.plan.joined and queries.query.shape[2] == 1:
-            if ring is not None:
-                ring.put(self.plan.seen[self.state.device], queries.query)
-            recorder.expects = False
-        elif ring is None:
-            self._observe(recorder, queries)
-        else:
-            self._several_attended(recorder, ring, queries)
-
-    @outside_graphs
-    def _several_attended(self, recorder: QueryRecorder, ring: QueryRing, queries: Queries) -> None:
-        ring.note(queries)
-        self._observe(recorder, queries)
-
-    def _observe(self, recorder: QueryRecorder, queries: Queries) -> None:
-        recorder.expects = False
-        if self.state.pending is None:
-            recorder.observe_step(self.table, queries)
-            return
-        recorder.queries = queries
-        if not self.record_past:
-            self.plan.attended(self.state)
+                attended(self.state, self.plan, self.recorder, queries)
 
     @property
     def observed(self) -> dict[str, Tensor]:
@@ -511,71 +324,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.recorder is not None and table is not None:
             self.recorder.observer.forget(table.seen - table.pads)
 
-    @without_autocast
-    def observe_waiting(self) -> None:
-        """Observe the queries of pending tokens, whether or not `crop` takes the tokens back.
-
-        Raises:
-            RuntimeError: no tokens are pending, or attention has not shown their queries.
-        """
-        if self.recorder is not None:
-            self.recorder.observe_passing(self.table, self.state.pending)
-
-    # ---- another budget, other spans ------------------------------------------------------------------------------
-
-    def shrink(self, budget: BlockBudget) -> None:
-        """Lower the budget, evict the excess at once, and make the storage smaller.
-
-        Pending tokens are committed first. Queries of the block that is being filled are observed at the end of the
-        next block.
-        """
-        self.state.exposed.check()
-        self.commit()
-        self.state.budget.give(budget)
-        self.memory = None
-        if self.state.table is None:
-            self.store.columns.use({})  # room of an earlier prompt
-            return
-        self.store.prefetch()
-        fit(self.state)
-        if self.recorder is not None:
-            self.recorder.observer.delay()
-
-    def protect(self, spans: tuple[Spans, ...]) -> None:
-        """Protect the start and these spans from now on, and no others; `cut_anew` must follow."""
-        self.state.budget.protect(spans)
-        if self.state.table is not None:
-            self.state.table.protect(self.budget)
-
-    def cut_anew(self) -> None:
-        """Divide the held tokens into blocks again, and let shares change.
-
-        This is necessary because the block that was being overwritten may hold a token that is protected now.
-        """
-        if self.state.table is None or not self.state.table.full:
-            return
-        self.store.prefetch()
-        fit(self.state, anew=True)
-        if self.recorder is not None:
-            self.recorder.observer.delay()
-
-    @property
-    def protected_gone(self) -> int:
-        """Number of protected tokens that came and are not held, in the row and head with most of them. Reads
-        tensors."""
-        table = self.state.table
-        if table is None or self.action.picks_blocks:  # these blocks come back
-            return 0
-        came = table.protected(torch.arange(table.seen, device=table.device).expand(table.rows, -1))
-        came &= torch.arange(table.seen, device=table.device) < (table.seen - table.pads)[:, None]
-        return int((came.sum(-1, keepdim=True) - table.protected(table.positions).sum(-1)).max())
-
     # ---- taking back ----------------------------------------------------------------------------------------------
 
     @property
     def is_croppable(self) -> bool:
         """Whether `crop` can take back any new token. Recording costs a copy per step, so it is off by default."""
-        return self.record_past
+        return self.state.recording
 
     def activate_past_recording(self) -> None:
         """From now on new tokens are pending until `crop` or the next forward.
@@ -585,7 +339,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """
         if self.is_compileable:
             raise refusal("take tokens back, which assisted decoding and record_past need")
-        self.record_past = True
+        self.state.recording = True
 
     @without_autocast
     def crop(self, tokens_to_remove: int) -> None:
@@ -598,40 +352,16 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         Raises:
             ValueError: some of these tokens were evicted and nothing was recorded, or the cache is static.
         """
-        self.check_crop(tokens_to_remove)
-        count = self.crop_pending(columns_to_remove(tokens_to_remove, self.get_seq_length()))
-        self.commit()
-        self.crop_held(count)
-
-    def crop_pending(self, count: int) -> int:
-        """Take back pending tokens, the newest of `count`. Returns the number of tokens to take back that are held,
-        for `crop_held`; the pending ones must be committed before."""
-        state = self.state
-        state.seen -= count
-        if state.pending is None:
-            return count
-        dropped = min(count, state.waiting)
-        state.pending = state.pending.first(state.waiting - dropped)
-        return count - dropped
-
-    @without_autocast
-    def crop_held(self, count: int) -> None:
-        """Take back the newest `count` tokens; none are pending."""
-        if self.state.table is not None and not self.state.seen:
-            self.reset()
-        elif count:
-            take_back(self.state, count)
-
-    def check_crop(self, tokens_to_remove: int) -> None:
-        """Raise the `ValueError` that `crop` would raise, if any."""
-        self.state.exposed.check()
         if self.is_compileable:
             raise refusal("take tokens back (crop)")
-        table = self.state.table
-        # Pending tokens can always be dropped.
-        count = columns_to_remove(tokens_to_remove, self.get_seq_length()) - self.state.waiting
-        if table is not None and 0 < count < table.seen:
-            check_back(self.state, count)
+        count = columns_to_remove(tokens_to_remove, self.get_seq_length())
+        check_crop(self.state, count)
+        held = crop_pending(self.state, count)
+        self.commit()
+        if self.state.table is not None and not self.state.seen:
+            self.reset()
+        else:
+            crop_held(self.state, held)
 
     # ---- rows -----------------------------------------------------------------------------------------------------
 
@@ -662,7 +392,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Forget every token. Keep the storage for the next prompt of the same shape."""
         self.plan.forget()
         self.state.clear()
-        self.store.dtype = self._arrivals.kind = None  # the model's dtype may change before the next prompt
 
     def release(self) -> None:
         """Forget every token and free the storage."""
@@ -705,7 +434,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         Raises:
             ValueError: it does not fit.
         """
-        self._arrivals.kind = kind = self.state.load_state(saved, rows, seen)
+        self.state.arrivals.kind = kind = self.state.load_state(saved, rows, seen)
         self.is_initialized, self.kv_unchanged = True, saved.flag("kv_unchanged")
         if not self.plan.static:
             return None
@@ -713,53 +442,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.state.ring.load_state(saved.part("ring"), kind, self.local_heads.latent)
         return saved.flag("all_real") if saved.has("all_real") else None
 
-    @property
-    def widths(self) -> tuple[int, int]:
-        """Head sizes of keys and of values."""
-        kind = self._arrivals.kind
-        return (0, 0) if kind is None else (kind.key_width, kind.value_width)
-
     def stats(self) -> LayerStats:
         """Counts and bytes. Reads tensors."""
         self.plan.count_step()
-        stats = self.state.stats(self.layer_idx)
-        hidden = self.padding.tokens_hidden if stats.held else 0
-        return replace(stats, evicted_tokens=stats.evicted_tokens + hidden) if hidden else stats
+        return self.state.stats()
 
     # ---- reading --------------------------------------------------------------------------------------------------
-
-    @without_autocast
-    def in_order(self) -> tuple[Tensor, Tensor] | None:
-        """A copy of the held keys and values, pending ones included, `[batch, kv_heads, tokens, dim]` in the order of
-        the text, without rerotation. None before the first forward.
-
-        Pads keep their columns until something is evicted; after that, the pads that are still held come first.
-
-        Raises:
-            ValueError: rows or heads hold different numbers of tokens.
-        """
-        self.state.exposed.check()
-        if self.state.table is None:
-            return None
-        table, pending = self.table, self.state.pending
-        held, order = table.held, table.positions.argsort(dim=-1, stable=True)
-        if table.limits is not None:  # some slots belong to no row
-            order = order[..., held - self._equal_count(table) :]
-        elif table.seen == held and (columns := self.padding.columns(0, held, table.rows, table.device)) is not None:
-            places = columns[:, None].expand_as(order).long().argsort(dim=-1, stable=True)
-            order = torch.empty_like(order).scatter(-1, places, order)
-        keys, values = (gather_slots(states, order) for states in self.store.read(held))
-        return (keys, values) if pending is None else with_new((keys, values), pending.keys, pending.values)
-
-    def _equal_count(self, table: BlockTable) -> int:
-        counts = table.used.sum(-1)
-        if int(counts.min()) < int(counts.max()):
-            raise ValueError(
-                f"Rows or KV heads of layer {self.layer_idx} hold different numbers of tokens, which no tensor [rows, "
-                "kv_heads, tokens, head_dim] holds. Use allocator='uniform', or copy.deepcopy(cache) for a copy of the "
-                "cache."
-            )
-        return int(counts.max())
 
     @property
     def positions(self) -> Tensor:
@@ -786,6 +474,17 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.plan.count_step()
         refresh(self.state)
         return block_scores(self.table).expand(-1, self.state.heads, -1)
+
+
+def _store(budget: BlockBudget, common: Common, place: Place) -> Store:
+    # Rows or heads with different numbers of tokens need no padding, unless keys are rotated again.
+    unequal = common.split is not None and common.split.unequal and isinstance(common.disposal, Drop)
+    ragged = unequal and place.rerotation is None
+    if place.codecs is None:
+        return Store(Plain(place.rerotation), common.static, ragged)
+    separate = ragged or common.heads == "separate"
+    coder = FewBits(place.codecs, budget.block_size, budget.protected, separate)
+    return Store(coder, common.static, ragged)
 
 
 def _no_assignment(name: str) -> AttributeError:

@@ -76,8 +76,9 @@ class QueryRecorder:
     def observe_step(self, table: BlockTable, queries: Queries) -> None:
         """Store the query of a single token that was taken in."""
         self.observer.keep(queries, self.real)
-        due = table.block_filled()
-        if due is not None:
+        counters = table.counters
+        if counters.may_fill_block:
+            due = ((counters.seen - table.phase.full_at) % counters.block_size == 0).any(-1)  # rows with a full block
             seen = table.seen - table.pads
             self.observer.observe_block(queries.key, table.positions, seen, due, table.counters.in_step)
 

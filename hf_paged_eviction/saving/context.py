@@ -219,9 +219,10 @@ def _check_widths(layers: Sequence[Any], config: Any) -> None:
     own: Any = getattr(text, "per_layer_config", None) or [text] * len(layers)
     for layer, layer_config in zip(map(paged_part, layers), own, strict=False):
         width = getattr(layer_config, "head_dim", None)
-        if layer is not None and isinstance(width, int) and {*layer.widths} != {width}:
-            widths = sorted({*layer.widths})
-            raise ValueError(f"its keys and values are {widths} wide, and those of the model {width}")
+        kind = None if layer is None else layer.state.arrivals.kind
+        widths = set() if kind is None else {kind.key_width, kind.value_width}
+        if kind is not None and isinstance(width, int) and widths != {width}:
+            raise ValueError(f"its keys and values are {sorted(widths)} wide, and those of the model {width}")
 
 
 def _check_weights(saved: str | None, weights: str | None, must_say: bool) -> None:

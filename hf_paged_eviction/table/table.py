@@ -113,10 +113,6 @@ class BlockTable:
                 "batch, `batch_repeat_interleave` or `batch_select_indices` to change the rows of this one."
             )
 
-    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Apply an indexing of dimension 0 to all tensors."""
-        self.give(self.state.map_rows(change))
-
     # ---- protection ----------------------------------------------------------------------------------------------
 
     def protect(self, budget: BlockBudget) -> None:
@@ -165,12 +161,6 @@ class BlockTable:
         """Rows are in another phase from now on. Reads a tensor."""
         self.phase = phase
         self.counters.know(phase.full_at.flatten().tolist())
-
-    def block_filled(self) -> Tensor | None:
-        """`[B]` bool, rows in which some newest block is full; None if there is known to be none."""
-        if not self.counters.may_fill_block:
-            return None
-        return ((self.counters.seen - self.phase.full_at) % self.block_size == 0).any(-1)
 
     # ---- overwriting, one token at a time -----------------------------------------------------------------------
 

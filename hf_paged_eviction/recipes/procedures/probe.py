@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...autocast import without_autocast
 from ...cache import PagedEvictionCache
 from ...integration.feeding import feed
 from ...layer.paged import PagedLayer
@@ -103,8 +104,15 @@ def feed_probe(model: Any, cache: PagedEvictionCache, ids: Tensor, mask: Tensor 
     with _taken_back(cache):
         feed(model, ids, mask, cache)
         for _, layer in cache.paged_layers:
-            layer.observe_waiting()
+            _observe_waiting(layer)
             layer.crop(-ids.shape[1])
+
+
+@without_autocast
+def _observe_waiting(layer: PagedLayer) -> None:
+    """Observe the queries of pending tokens, whether or not `crop` takes the tokens back."""
+    if layer.recorder is not None:
+        layer.recorder.observe_passing(layer.table, layer.state.pending)
 
 
 def repeated(probe: Tensor, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
