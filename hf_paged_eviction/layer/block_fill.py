@@ -88,8 +88,12 @@ class SlotsOfTokens:
     """
 
     def __init__(self, columns: Columns, rows: int, slots: Tensor) -> None:
-        index = columns.layout.index(slots, columns.tensors)
         self.by_token: list[list[tuple[str, tuple[Tensor, ...]]]] = []
+        if rows == slots.shape[1] == 1 and columns.layout.lengths is None:
+            for of_layers in slots[:, 0].unbind(-1):
+                self.by_token.append([*dict.fromkeys(columns.tensors, of_layers.split(1)).items()])
+            return
+        index = columns.layout.index(slots, columns.tensors)
         for token in range(slots.shape[-1]):
             of_token, before, views = [], None, ()
             for name, places in index.items():
