@@ -26,8 +26,7 @@ from ..table.rollback import columns_to_remove
 from ..table.shifts import held_shifts
 from ..table.table import BlockTable
 from ..table.victims import block_scores, blocks
-from .forward import admit, attended, filled, receive
-from .intake import commit
+from .intake import admit, attended, commit, filled, receive
 from .layer_state import LayerState
 from .moves import check_crop, crop_held, crop_pending
 from .parameters import Common, Place

@@ -65,17 +65,17 @@ class Plan:
         for group in self._found.values():
             group.around = around
 
-    def begin_block(self, layer: LayerState, real: Tensor | None) -> None:
+    def begin_block(self, state: LayerState, real: Tensor | None) -> None:
         """See `Together`: for all layers that are like this one."""
         group = self._found.get(self._everyone)
         if group is not None and group.in_step():
             group.take_counters()
         else:
-            group = self._group(tuple(at for at, other in enumerate(self.layers) if layer.can_group_with(other)))
-        table = layer.known
+            group = self._group(tuple(at for at, other in enumerate(self.layers) if state.can_group_with(other)))
+        table = state.known
         if table.counters.victims_due:
             group.choose_victims(real)
-        if layer.may_fill and real is None:
+        if state.may_fill and real is None:
             group.fill()
 
     def _group(self, places: tuple[int, ...]) -> Group:
@@ -109,12 +109,12 @@ class Plan:
         for layer in self.layers:
             commit(layer, self)
 
-    def attended(self, layer: LayerState) -> None:
+    def attended(self, state: LayerState) -> None:
         """Attention has shown the queries of the pending tokens of this layer: take them in, at once or with those of
         all layers."""
-        if not (layer.budget.split.waits and offer(layer)):
-            commit(layer, self)
-        elif layer is self.layers[-1]:
+        if not (state.budget.split.waits and offer(state)):
+            commit(state, self)
+        elif state is self.layers[-1]:
             self.commit()
 
     def divide(self) -> None:
@@ -239,9 +239,9 @@ class Plan:
             raise RuntimeError(_FORGOTTEN)
         self.prepare()
 
-    def took(self, layer: LayerState) -> None:
+    def took(self, state: LayerState) -> None:
         """This layer has written the token."""
-        self.begun = layer is not self.layers[-1]
+        self.begun = state is not self.layers[-1]
         if not self.begun:
             self.ready = False
             self.uncounted = True

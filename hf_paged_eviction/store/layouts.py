@@ -41,8 +41,8 @@ class Dense:
         return rows, sets, slots
 
     def index(self, slots: Tensor, columns: States) -> States:
-        """The index of the slots `[rows, 1 or sets, n]` in each column, for `write`: `[n]` for one row whose heads share
-        their slots, which takes half the time, or as `slot_index` makes it."""
+        """The index of the slots `[rows, 1 or sets, n]` in each column, for `write`: as `slot_index` makes it, or `[n]`
+        for one row whose heads share their slots, which takes half the time."""
         if slots.shape[:2] == (1, 1):
             return dict.fromkeys(columns, slots[0, 0])
         index: dict[str, Tensor] = {}  # compiled code may run this

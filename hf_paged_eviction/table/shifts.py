@@ -34,10 +34,8 @@ def moved_shifts(
     return moved.masked_fill(went[..., None], -1)
 
 
-def close_gaps(table: BlockTable, beginning: Tensor) -> None:
+def close_gaps(table: BlockTable, shifts: Tensor, beginning: Tensor) -> None:
     """Close the gaps of the sets `[B, S]` that are about to overwrite the first slot of a block."""
-    shifts = table.tokens.shifts
-    if shifts is not None:
-        held = table.tokens.positions.scatter(-1, table.choice.slots[..., :1], -1)
-        closed = shifts_without_gaps(held, table.next_positions)
-        shifts.copy_(torch.where(beginning[..., None], closed, shifts))
+    held = table.tokens.positions.scatter(-1, table.choice.slots[..., :1], -1)
+    closed = shifts_without_gaps(held, table.next_positions)
+    shifts.copy_(torch.where(beginning[..., None], closed, shifts))

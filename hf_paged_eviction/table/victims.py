@@ -44,7 +44,8 @@ def choose(table: BlockTable, score_slots: ScoreSlots, real: Tensor | None, alwa
     evicted_blocks = table.choice.evicted_blocks + moving.any(-1)
     table.choice = replace(table.choice, evicted_blocks=evicted_blocks)
     table.begin(torch.where(used_up, victim, table.choice.block))
-    close_gaps(table, moving)
+    if table.tokens.shifts is not None:
+        close_gaps(table, table.tokens.shifts, moving)
     return moving
 
 
