@@ -25,11 +25,6 @@ class LocalHeads:
     latent: bool = False
 
     @classmethod
-    def of(cls, config: Any, layer_idx: int) -> "LocalHeads":
-        """The heads of a layer by the configuration."""
-        return cls.of_layers(config, [layer_idx])[layer_idx]
-
-    @classmethod
     def of_layers(cls, config: Any, layers: Iterable[int]) -> dict[int, "LocalHeads"]:
         """The heads of each of these layers. The configuration is slow to read, so it is read once, unless layers
         differ."""

@@ -48,7 +48,6 @@ def weights_digest(model: Any) -> str:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch module, got {type(model).__name__}.")
-    _refuse_flat_shards(model)
     root = _unwrapped(model)
     digests = {name: _tensor_digest(name, tensor) for name, tensor in _tensors(root)}
     if not digests:
@@ -94,19 +93,15 @@ def without_parallel(model: Any) -> Any:
     Raises:
         ValueError: `FullyShardedDataParallel` holds the weights, see `weights_digest`.
     """
-    _refuse_flat_shards(model)
-    while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        model = model.module
-    return model
-
-
-def _refuse_flat_shards(model: Any) -> None:
     if isinstance(model, nn.Module) and any(type(one).__name__ == _FLAT for one in model.modules()):
         raise ValueError(
             f"{_FLAT} replaces the weights by parts of them without their names and shapes, so it cannot be told which "
             "model this is, and only the wrapper itself, not the model in it, can be called. Use "
             "torch.distributed.fsdp.fully_shard, or pass the model before it is wrapped."
         )
+    while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        model = model.module
+    return model
 
 
 def is_split(model: nn.Module) -> bool:
@@ -117,9 +112,8 @@ def is_split(model: nn.Module) -> bool:
 
 def _unwrapped(model: Any) -> Any:
     while True:
-        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            model = without_parallel(model)
-        elif hasattr(model, "_orig_mod"):
+        model = without_parallel(model)
+        if hasattr(model, "_orig_mod"):
             model = model._orig_mod
         elif hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
             if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):

@@ -89,7 +89,7 @@ def test_heads_of_layers_that_differ() -> None:
     def share(layer: int, **values: Any) -> int | None:
         config = SimpleNamespace(**values)
         config.get_text_config = lambda decoder: config
-        return LocalHeads.of(config, layer).total
+        return LocalHeads.of_layers(config, [layer])[layer].total
 
     per_layer = [SimpleNamespace(num_key_value_heads=2), SimpleNamespace(num_key_value_heads=4)]
     assert [share(layer, per_layer_config=per_layer, num_key_value_heads=8) for layer in range(3)] == [2, 4, 8]
