@@ -47,18 +47,13 @@ class InSegments:
         # Four dimensions, because torch has a slower path for others.
         queries = query.reshape(len(self.lengths), 1, 1, -1, query.shape[-1]).unbind(0)  # per segment [1, 1, G, D]
         keys, values = (torch.split(states[None, None], self.lengths, dim=2) for states in (self.keys, self.values))
-        if logits.softcap is None and logits.sinks is None:
-            outputs = [
-                scaled_dot_product_attention(one, key, value, seen, scale=logits.scaling)
-                for one, key, value, seen in zip(queries, keys, values, self.masks, strict=True)
-            ]
-        else:
-            sinks = (
-                [None] * len(queries) if logits.sinks is None else [*logits.sinks.view(-1, queries[0].shape[2])] * rows
-            )
-            outputs = []
-            for one, key, value, seen, sink in zip(queries, keys, values, self.masks, sinks, strict=True):
-                bias = None if seen is None else torch.where(seen, 0.0, float("-inf"))
-                bounded = Logits(logits.scaling, logits.softcap, sink)
-                outputs.append(join([read(one.transpose(1, 2), Part(key, value, bias), bounded)], bounded))
+        outputs, scale, group = [], logits.scaling, queries[0].shape[2]
+        sinks = [None] * len(queries) if logits.sinks is None else [*logits.sinks.view(-1, group)] * rows
+        for one, key, value, seen, sink in zip(queries, keys, values, self.masks, sinks, strict=True):
+            if logits.softcap is None and sink is None:
+                outputs.append(scaled_dot_product_attention(one, key, value, seen, scale=scale))
+                continue
+            bias = None if seen is None else torch.where(seen, 0.0, float("-inf"))
+            of_segment = Logits(scale, logits.softcap, sink)
+            outputs.append(join([read(one.transpose(1, 2), Part(key, value, bias), of_segment)], of_segment))
         return torch.cat(outputs).reshape(rows, 1, heads, -1).to(query.dtype)
