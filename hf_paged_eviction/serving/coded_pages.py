@@ -200,9 +200,9 @@ class CodedPages(StockPages):
         """See `StockPages.meet`: the statistics of its codes."""
         _of(self.exact[layer], number).meet(self.codecs[layer], (keys, values), None)
 
-    def append(self, layer: int, number: int, places: Tensor, tokens: Tokens, new: int) -> None:
+    def append(self, layer: int, number: int, places: Tensor, tokens: Tokens) -> None:
         """See `Pages.append`."""
-        keys, values, positions = tokens
+        (keys, values, positions), new = tokens, places.shape[-1]
         exact = _of(self.exact[layer], number)
         came = keys[:, :, -new:], values[:, :, -new:], positions[..., -new:]
         self._write(places, self._encode(layer, *came, exact))

@@ -90,9 +90,10 @@ class Pages(ABC):
 
     # ---- tokens that are written after attention ------------------------------------------------------------------
 
-    def append(self, layer: int, number: int, places: Tensor, tokens: Tokens, new: int) -> None:
-        """Write the last `new` of these tokens of a request to the places `[1, S, new]`; it holds the others."""
-        by_set = (part[0, :, -new:].unflatten(0, (places.shape[1], -1)).transpose(1, 2) for part in tokens[:2])
+    def append(self, layer: int, number: int, places: Tensor, tokens: Tokens) -> None:
+        """Write the last of these tokens of a request to the places `[1, S, new]`; it holds the others."""
+        _, sets, new = places.shape
+        by_set = (part[0, :, -new:].unflatten(0, (sets, -1)).transpose(1, 2) for part in tokens[:2])
         self.write(layer, places.flatten(), *(part.flatten(0, 1) for part in by_set))
 
     def pick(self, number: int, layer: int, tokens: Kept, keys: Tensor, values: Tensor, new: int) -> tuple[Tensor, ...]:

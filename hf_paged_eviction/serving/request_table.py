@@ -291,15 +291,20 @@ class RequestTable:
 
     # ---- several tokens that fit ----------------------------------------------------------------------------------
 
-    def append(self, request: LiveRequest, layer: int, tokens: Tokens, new: int) -> None:
-        """Hold the last `new` tokens of a layer, all of which stay."""
+    def places_behind(self, request: LiveRequest, new: int) -> Tensor:
+        """The places `[1, Q, new]` of the last `new` tokens of a request, all of which stay; they are noted."""
         row = torch.tensor([request.number], device=self.device)
         at = torch.arange(request.seen - new, request.seen, device=self.device)
-        places = self.pages.places(row, at.expand(1, self.sets, -1), self.of_layer(layer))
-        self.positions[places] = tokens[2][..., -new:]
+        places = self.pages.places(row, at[None, None])
+        self.positions[places] = at
+        return places
+
+    def append(self, request: LiveRequest, layer: int, places: Tensor, tokens: Tokens) -> None:
+        """Write the last tokens of a layer to their places `[1, Q, new]`."""
+        own = places[:, self.of_layer(layer)]
         if self.early:
-            self.scores[places] = self._scores_of_new(request, layer, tokens, new)
-        self.pages.append(layer, request.number, places, tokens, new)
+            self.scores[own] = self._scores_of_new(request, layer, tokens, own.shape[-1])
+        self.pages.append(layer, request.number, own, tokens)
 
     # ---- tokens that will be rounded: each is scored once, before -------------------------------------------------
 

@@ -33,13 +33,14 @@ class StockStep(Step):
         self._singles: list[Entry] = []
         self._counts: list[Sequence[int]] = []  # tokens of each set, with these
         self._widths: list[int] = []  # of each set, most tokens of a request
+        self._behind: dict[int, Tensor] = {}  # places of several tokens that fit, by the first of them
         self._new: tuple[Tensor, Tensor] | None = None
         self._moves: list[tuple[Entry, int, Kept]] = []
 
     # ---- the first layer -----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Choose victims for blocks that are used up, and the slots of single tokens. Reads no tensor."""
+        """Choose victims for blocks that are used up, and the slots of all tokens. Reads no tensor."""
         self.begun, table = True, self._request_table
         due = self._due()
         if not self._encode_waiting() and due and table.early:
@@ -56,6 +57,10 @@ class StockStep(Step):
         self._first = slice(None) if len(single) == self.count else first
         places = table.next_places(self._numbers, self._seen - 1)
         self._places = places.unflatten(1, (table.layers, table.sets)).transpose(0, 1)  # [L, n, S]
+        for entry in self.entries:
+            if entry.count > 1 and entry.layout is None:
+                with alone(entry.request, "read"):
+                    self._behind[entry.first] = table.places_behind(entry.request, entry.count)
 
     def _encode_waiting(self) -> bool:
         """Encode the tokens that wait, of all requests, when one has a block of them or brings several tokens."""
@@ -154,7 +159,7 @@ class StockStep(Step):
             self._pages.meet(layer, entry.request.number, keys, values)
         self._seen_together(entry, layer, Queries(query, keys, logits), tokens)
         if entry.layout is None:
-            self._request_table.append(entry.request, layer, tokens, entry.count)
+            self._request_table.append(entry.request, layer, self._behind[entry.first], tokens)
         return output[0].transpose(0, 1)
 
     def _keep(self, entry: Entry, layer: int, layout: Layout, tokens: Kept) -> None:

@@ -39,7 +39,9 @@ CALLS = {
     "hf_paged_eviction.serving.prefixes.Prefixes": "digests match use wants keep",
     "hf_paged_eviction.serving.stock_pages.StockPages": "reserve",
     "hf_paged_eviction.serving.contexts.ServedContext": "begin held_by",
-    "hf_paged_eviction.serving.request_table.RequestTable": ("add choose best give put append note_waiting _score_all"),
+    "hf_paged_eviction.serving.request_table.RequestTable": (
+        "add choose best give put places_behind append note_waiting _score_all"
+    ),
     "hf_paged_eviction.serving.step.Step": "add _with_held _seen_together _see_single",
     "hf_paged_eviction.serving.stock_step.StockStep": "_attend_together",
     "hf_paged_eviction.serving.coded_pages.CodedPages": "reserve meet append pick save encode",
