@@ -9,9 +9,6 @@ from transformers import ContinuousBatchingConfig
 
 from ..integration.model_rotary import head_dim
 from ..naming.sizes import parse_bytes
-from ..precision.codec import Codec
-from ..precision.few_bits import FewBits
-from ..store.coders import Coder
 from ..table.budget import whole_number
 from .records import RecordLayout
 from .setup import Setup
@@ -46,11 +43,13 @@ class ServingOptions(Setup):
         self, config: Any, *, prefill_chunk_size: int = 512, prefix_cache: str | int | None = "256MiB", **options: Any
     ) -> None:
         super().__init__(config, options)
-        for layer in self.layers.values():
-            _check_codes(layer.store.coder, options.get("bits"))
+        coders = [layer.store.coder for layer in self.layers.values()]
+        first = next(iter(self.layers))
+        heads, dim = self.layers[first].local_heads.total, head_dim(config.get_text_config(decoder=True), first)
+        heads = 1 if self.separate else heads or 1
+        self._records = [RecordLayout.of(coder.codecs, heads, dim) for coder in coders if coder.rounds]
         self.prefill_chunk_size = whole_number("prefill_chunk_size", prefill_chunk_size, 1)
         self.prefix_bytes = 0 if prefix_cache is None else parse_bytes(prefix_cache)
-        self._head_dim = head_dim(config.get_text_config(decoder=True), next(iter(self.layers)))
 
     def pages(self, page_size: int, tokens: int | None = None, budget: int | None = None) -> int:
         """Largest number of pages of a request with at most so many tokens."""
@@ -60,12 +59,7 @@ class ServingOptions(Setup):
     def page_tokens(self, page_size: int, dtype: torch.dtype) -> int:
         """Number of tokens of each layer whose keys and values a page for `page_size` tokens of this dtype holds: more
         in few bits."""
-        layer = next(iter(self.layers.values()))
-        coder, heads = layer.store.coder, layer.local_heads.total
-        if not isinstance(coder, FewBits) or heads is None:
-            return page_size
-        layout = RecordLayout.of(coder.codecs, 1 if self.separate else heads, self._head_dim)
-        return layout.per_page(page_size, dtype.itemsize)
+        return self._records[0].per_page(page_size, dtype.itemsize) if self._records else page_size
 
     def page_size(self, dtype: torch.dtype) -> int:
         """The default of `page_size`, for which a page holds 256 tokens, or all of a smaller budget."""
@@ -132,20 +126,6 @@ class ServingOptions(Setup):
                 "else. Set max_batch_tokens to at least the chunk plus one token per live request, or use smaller "
                 "chunks."
             )
-
-
-def _check_codes(coder: Coder, bits: Any) -> None:
-    """Refuse codes that pages cannot hold.
-
-    Raises:
-        ValueError: keys or values are not rounded to bits, or by codecs of another package.
-    """
-    if any(type(codec) is not Codec or codec.bits is None for codec in coder.codecs):
-        raise ValueError(
-            f"Continuous batching does not support bits={bits!r}: pages hold keys and values in 8, 4, 3 or 2 bits, or "
-            "both in the model's type. Give bits= for both, leave it out, or use PagedEvictionCache(..., bits=...) "
-            "with generate."
-        )
 
 
 def _refusals(config: ContinuousBatchingConfig) -> list[tuple[bool, str]]:

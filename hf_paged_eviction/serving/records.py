@@ -36,10 +36,14 @@ class RecordLayout:
         Raises:
             ValueError: the codecs do not round keys and values to few bits, or are of another package.
         """
-        bits = [codec.bits for codec in codecs if type(codec) is Codec and codec.bits is not None]
-        if len(bits) < 2:
-            raise ValueError(f"Pages hold codes of keys and of values, and these are {codecs}.")
-        return cls(heads, dim, (bits[0], bits[1]))
+        keys, values = (codec.bits if type(codec) is Codec else None for codec in codecs)
+        if keys is None or values is None:
+            raise ValueError(
+                f"Continuous batching does not support bits={(keys, values)}: pages hold keys and values in 8, 4, 3 or "
+                "2 bits, or both in the model's type. Give bits= for both, leave it out, or use "
+                "PagedEvictionCache(..., bits=...) with generate."
+            )
+        return cls(heads, dim, (keys, values))
 
     @cached_property
     def widths(self) -> tuple[int, int, int, int]:
