@@ -329,7 +329,7 @@ class SlowCache:
         if index not in self.layers:
             empty = keys[:, :, :0], values[:, :, :0]
             rule = self._rule(index, layer.budget.capacity)
-            rotaries = tuple(codec.rotary for codec in getattr(layer.store, "_codecs", ())) or (None, None)
+            rotaries = tuple(codec.rotary for codec in layer.store.coder.codecs) or (None, None)
             self.layers[index] = LayerRecord(empty, [Rounding() for _ in range(rows)], rule, rotaries)
         record = self.layers[index]
         after = self._seen_by_rule(record, keys, values, real) if record.rule else self._around[index]
