@@ -134,15 +134,16 @@ class Columns:
         """Apply an indexing of dimension 0. If the number of rows does not change (beams), fixed tensors keep their
         addresses."""
         layout, moved = self.layout.rows_of(change)
-        new = map_tensors(moved, self.tensors), map_tensors(change, self.beside)
-        old = self.tensors, self.beside
-        pairs = list(zip(tensors_of(old), tensors_of(new), strict=True))
-        if self.room.fixed and layout.lengths is None and all(mine.shape == its.shape for mine, its in pairs):
-            for mine, its in pairs:
-                mine.copy_(its)
-        else:
-            columns, beside = map_tensors(self.room.own, new)
-            self.use(columns, layout, beside)
+        columns = {name: moved(column) for name, column in self.tensors.items()}
+        beside = map_tensors(change, self.beside)
+        if self.room.fixed:
+            old, new = tensors_of((self.tensors, self.beside)), tensors_of((columns, beside))
+            if layout.lengths is None and [part.shape for part in old] == [part.shape for part in new]:
+                for part, moved_part in zip(old, new, strict=True):
+                    part.copy_(moved_part)
+                return
+            columns, beside = map_tensors(self.room.own, (columns, beside))
+        self.use(columns, layout, beside)
 
     def convert(self, kinds: States, beside: Any) -> None:
         """Convert to the dtypes of tensors like these, which are wider."""
