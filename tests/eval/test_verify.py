@@ -115,75 +115,55 @@ def test_every_value_meets_every_question() -> None:
 # ---- caches that are broken on purpose -----------------------------------------------------------------------------
 
 
-def wrong_offset() -> AbstractContextManager[Any]:
-    """Slot `n` is taken for token `n`."""
-    right = PagedLayer.get_mask_sizes
-    return patch.object(PagedLayer, "get_mask_sizes", lambda self, count: (right(self, count)[0], 0))
-
-
-def wrong_positions() -> AbstractContextManager[Any]:
-    right = BlockTable.new_positions
-    return patch.object(
-        BlockTable, "new_positions", lambda self, count, real: right(self, count, real) + (1 if self.seen else 0)
-    )
-
-
-def nothing_protected() -> AbstractContextManager[Any]:
-    return patch.object(overflow, "_protected", lambda state, positions: torch.zeros_like(positions).bool())
-
-
-def pads_ignored() -> AbstractContextManager[Any]:
-    return patch.object(Padding, "columns", lambda *ignored: None)
-
-
-def values_of_a_neighbour() -> AbstractContextManager[Any]:
-    right = Store.shown
-
-    def wrong(self: Any, *args: Any) -> Any:
-        keys, values = right(self, *args)
+def neighbours(right: Any) -> Any:
+    def wrong(*args: Any) -> Any:
+        keys, values = right(*args)
         return keys, values.roll(1, 2)
 
-    return patch.object(Store, "shown", wrong)
+    return wrong
 
 
-def too_much_held() -> AbstractContextManager[Any]:
-    right = BlockBudget.resolve
-    return patch.object(BlockBudget, "resolve", lambda self, tokens: right(self.of(self.capacity + 4), tokens))
-
-
-def no_mask_of_its_own() -> AbstractContextManager[Any]:
-    return patch.object(attention, "fitting", lambda mask, owner, query, key: None)
-
-
-def a_crash() -> AbstractContextManager[Any]:
-    return patch.object(overflow, "best_tokens", lambda keys, positions, count: keys[..., :count] * 10)
+#: What stands where instead of what is right.
+BROKEN: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
+    "slot n is token n": (PagedLayer, "get_mask_sizes", lambda right: lambda *args: (right(*args)[0], 0)),
+    "positions": (BlockTable, "new_positions", lambda right: lambda self, *args: right(self, *args) + bool(self.seen)),
+    "nothing is protected": (overflow, "_protected", lambda right: lambda state, at: torch.zeros_like(at).bool()),
+    "no pads": (Padding, "columns", lambda right: lambda *args: None),
+    "values of a neighbour": (Store, "shown", neighbours),
+    "too much is held": (
+        BlockBudget,
+        "resolve",
+        lambda right: lambda self, tokens: right(self.of(self.capacity + 4), tokens),
+    ),
+    "no mask of its own": (attention, "mask_of_call", lambda right: lambda *args: (None, False)),
+    "a crash": (overflow, "best_tokens", lambda right: lambda keys, positions, count: keys[..., :count] * 10),
+}
 
 
 @pytest.mark.parametrize(
     ("broken", "question", "message"),
     [
-        (wrong_offset, "exact for what it holds", ""),
-        (wrong_offset, "row as alone", ""),
-        (wrong_positions, "exact for what it holds", "not seen"),
-        (nothing_protected, "exact for what it holds", "first or of the newest block"),
-        (pads_ignored, "row as alone", ""),
-        (values_of_a_neighbour, "exact for what it holds", ""),
-        (too_much_held, "exact for what it holds", "holds 24 tokens at a budget of 20"),
-        (no_mask_of_its_own, "same as DynamicCache", ""),
-        (a_crash, "exact for what it holds", "it fails: "),
+        ("slot n is token n", "exact for what it holds", ""),
+        ("slot n is token n", "row as alone", ""),
+        ("positions", "exact for what it holds", "not seen"),
+        ("nothing is protected", "exact for what it holds", "first or of the newest block"),
+        ("no pads", "row as alone", ""),
+        ("values of a neighbour", "exact for what it holds", ""),
+        ("too much is held", "exact for what it holds", "holds 24 tokens at a budget of 20"),
+        ("no mask of its own", "same as DynamicCache", ""),
+        ("a crash", "exact for what it holds", "it fails: "),
     ],
 )
-def test_a_broken_cache_is_found(
-    broken: Callable[[], AbstractContextManager[Any]], question: str, message: str
-) -> None:
+def test_a_broken_cache_is_found(broken: str, question: str, message: str) -> None:
     """By the few checks that the command makes when nothing is said."""
-    with broken():
+    owner, name, wrong = BROKEN[broken]
+    with patch.object(owner, name, wrong(getattr(owner, name))):
         report = verify(models.shared("llama"), thorough=False)
     assert not report.ok
-    wrong = [check for check in report.of("wrong") if check.question == question]
-    assert wrong, str(report)
-    assert all(check.reason or (check.error or 0.0) > 0.05 for check in wrong)
-    assert any(message in check.reason for check in wrong) and "WRONG" in str(report)
+    found = [check for check in report.of("wrong") if check.question == question]
+    assert found, str(report)
+    assert all(check.reason or (check.error or 0.0) > 0.05 for check in found)
+    assert any(message in check.reason for check in found) and "WRONG" in str(report)
 
 
 def test_attention_that_forgets_a_cap_is_found() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache, ScoreContext, make_policy
@@ -214,45 +215,24 @@ def test_save_and_load(tmp_path: Path) -> None:
     assert list(load_calibration(tmp_path / "c.safetensors").layers) == [0], "a file that was written anew is read anew"
 
 
-def truncated(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-200])
+def saved_with(**other: Any) -> Callable[[Path], None]:
+    return lambda path: save_calibration(Calibration({0: replace(LAYER, **other)}, {}), path)
 
 
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
+LAYER = a_layer()
+SPOILT: dict[str, Callable[[Path], Any]] = {
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-200]),
+    "empty": lambda path: path.write_bytes(b""),
+    "of another kind": lambda path: save_file({"a": torch.zeros(3)}, path),
+    "not finite": saved_with(offset=LAYER.offset * float("nan")),
+    "misshapen": saved_with(offset=torch.zeros(HEADS + 1)),
+    "falling": saved_with(y=LAYER.y.flip(-1)),
+    "huge": saved_with(weights=LAYER.weights + 1e38),
+    "of other keys": lambda path: files._FILES.save(path, {0: LAYER.tensors()}, {}, {}, keys="rotated twice"),
+}
 
 
-def other_kind(path: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file({"a": torch.zeros(3)}, path)
-
-
-def not_finite(path: Path) -> None:
-    layer = a_layer()
-    save_calibration(Calibration({0: replace(layer, offset=layer.offset * float("nan"))}, {}), path)
-
-
-def misshapen(path: Path) -> None:
-    save_calibration(Calibration({0: replace(a_layer(), offset=torch.zeros(HEADS + 1))}, {}), path)
-
-
-def falling(path: Path) -> None:
-    layer = a_layer()
-    save_calibration(Calibration({0: replace(layer, y=layer.y.flip(-1))}, {}), path)
-
-
-def huge(path: Path) -> None:
-    layer = a_layer()
-    save_calibration(Calibration({0: replace(layer, weights=layer.weights + 1e38)}, {}), path)
-
-
-def of_other_keys(path: Path) -> None:
-    """Made to look right, but what its scores read is not known."""
-    files._FILES.save(path, {0: a_layer().tensors()}, {}, {}, keys="rotated twice")
-
-
-@pytest.mark.parametrize("spoil", [truncated, empty, other_kind, not_finite, misshapen, falling, huge, of_other_keys])
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
 def test_a_spoiled_file_is_refused_by_name(spoil: Callable[[Path], None], tmp_path: Path) -> None:
     path = tmp_path / "c.safetensors"
     save_calibration(a_calibration(), path)

@@ -5,15 +5,18 @@ import json
 import re
 import warnings
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 import models
 from hf_paged_eviction import PagedEvictionCache, Profile, ask, prepare, weights_digest
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.integration.feeding import feed
 from hf_paged_eviction.learned.calibration import files, load_calibration, lookup, profile_path, save_calibration
 from hf_paged_eviction.learned.measured import RANDOM, Measured, Row
 from hf_paged_eviction.naming.by_object import ByObject
@@ -21,6 +24,9 @@ from hf_paged_eviction.preparing import arguments, difference, progress, reading
 from hf_paged_eviction.preparing import prepare as preparing
 from hf_paged_eviction.preparing.candidates import Candidate
 from hf_paged_eviction.preparing.effort import NORMAL, QUICK, THOROUGH, Effort
+from hf_paged_eviction.preparing.measuring import ANSWER, Trials
+from hf_paged_eviction.preparing.passages import passages
+from hf_paged_eviction.preparing.recording import Recording
 
 embedded = pytest.importorskip("hf_paged_eviction_eval.embedded")
 
@@ -85,8 +91,6 @@ def test_the_table_fits_a_terminal_and_says_its_unit(prepared: Profile) -> None:
 
 def test_the_dtype_of_the_model_changes_no_size(pair: tuple[Any, Any], prepared: Profile) -> None:
     """A cache for a share of 16-bit bytes holds as many tokens in float32 as in bfloat16."""
-    from hf_paged_eviction.preparing.recording import Recording
-
     model, _ = pair
     wide = copy.deepcopy(model).float()
     narrow = copy.deepcopy(model).to(torch.bfloat16)
@@ -138,33 +142,23 @@ def test_a_profile_is_given_and_another_models_is_refused(
 
 
 def test_what_cannot_be_prepared_says_why(pair: tuple[Any, Any]) -> None:
-    with pytest.raises(ValueError, match=r"use.*chat"):
-        prepare(*pair, use="chat")  # type: ignore[arg-type]
-    if models.caches_latents():
-        with pytest.raises(ValueError, match=r"latents \(MLA\)"):
-            prepare(models.shared("deepseek_v3"))
-    with pytest.raises(ValueError, match="too few tokens"):
-        prepare(models.randomise(copy.deepcopy(pair[0]), seed=9), pair[1], text="A few words.", progress=False)
-
-
-def test_what_is_no_model_is_named(pair: tuple[Any, Any]) -> None:
     model, tokenizer = pair
-    with pytest.raises(TypeError, match=r"tokenizer in place of the model.*prepare\(model, tokenizer\)"):
-        prepare(tokenizer, model)
-    with pytest.raises(TypeError, match=r"not the name 'some/model'.*from_pretrained"):
-        prepare("some/model", tokenizer)
-    with pytest.raises(TypeError, match=r"tokenizer must be.*got str"):
-        prepare(model, "some/model")
-    with pytest.raises(TypeError, match="got int"):
-        prepare(3, tokenizer)
-    with pytest.raises(ValueError, match=r"thorough.*quick"):
-        prepare(model, tokenizer, thorough=True, quick=True)
-
-
-def test_a_model_with_sliding_windows_alone_is_told_that_no_layer_evicts() -> None:
-    model = models.build("mistral", sliding_window=16)
-    with pytest.raises(ValueError, match=r"no layer of this mistral model evicts.*sliding window"):
-        prepare(model)
+    random, windows = models.randomise(copy.deepcopy(model), seed=9), models.build("mistral", sliding_window=16)
+    refused: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
+        (pair, {"use": "chat"}, ValueError, "use.*chat"),
+        ((random, tokenizer), {"text": "A few words.", "progress": False}, ValueError, "too few tokens"),
+        ((windows,), {}, ValueError, "no layer of this mistral model evicts.*sliding window"),
+        ((tokenizer, model), {}, TypeError, r"tokenizer in place of the model.*prepare\(model, tokenizer\)"),
+        (("some/model", tokenizer), {}, TypeError, "not the name 'some/model'.*from_pretrained"),
+        ((model, "some/model"), {}, TypeError, "tokenizer must be.*got str"),
+        ((3, tokenizer), {}, TypeError, "got int"),
+        (pair, {"thorough": True, "quick": True}, ValueError, "thorough.*quick"),
+    ]
+    if models.caches_latents():
+        refused.append(((models.shared("deepseek_v3"),), {}, ValueError, r"latents \(MLA\)"))
+    for arguments_, options, kind, message in refused:
+        with pytest.raises(kind, match=message):
+            prepare(*arguments_, **options)
 
 
 def test_weights_without_a_difference_store_nothing(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,12 +267,6 @@ def test_a_long_measurement_names_cheaper_settings(
 
 def test_numbers_are_those_of_a_cache_that_reads(pair: tuple[Any, Any], prepared: Profile) -> None:
     """What is said of a cache in a passage, against the model reading it into one."""
-    from itertools import islice
-
-    from hf_paged_eviction.integration.feeding import feed
-    from hf_paged_eviction.preparing.measuring import ANSWER, Trials
-    from hf_paged_eviction.preparing.passages import passages
-
     model, tokenizer = pair
     (passage,) = islice(passages(tokenizer, preparing.documentation(), 200, 16, 1), 1)
     (_, question) = passage.context, passage.questions[0]
@@ -288,11 +276,8 @@ def test_numbers_are_those_of_a_cache_that_reads(pair: tuple[Any, Any], prepared
 
     with torch.no_grad():
         divergences = dict(Trials(model, passage).divergences(made))
-        full, cache = None, made(0)
+        full, cache = DynamicCache(config=model.config), made(0)
         prompt = torch.cat([passage.context, question], dim=1)
-        from transformers import DynamicCache
-
-        full = DynamicCache(config=model.config)
         logits = [feed(model, prompt, None, full)[:, -1]]
         for _ in range(ANSWER):
             logits.append(feed(model, logits[-1].argmax(-1)[:, None], None, full)[:, -1])
@@ -306,12 +291,6 @@ def test_numbers_are_those_of_a_cache_that_reads(pair: tuple[Any, Any], prepared
 
 def test_questions_side_by_side_are_those_asked_one_by_one(pair: tuple[Any, Any], prepared: Profile) -> None:
     """They are rows of one cache, whose tokens stay pending."""
-    from itertools import islice
-
-    from hf_paged_eviction.integration.feeding import feed
-    from hf_paged_eviction.preparing.measuring import Trials
-    from hf_paged_eviction.preparing.passages import passages
-
     model, tokenizer = pair
     (passage,) = islice(passages(tokenizer, preparing.documentation(), 200, 16, 5), 1)
     with torch.no_grad():
@@ -385,33 +364,22 @@ def test_rows_in_another_unit_are_no_profile() -> None:
             Measured.of(table([ROW, BASELINE], dtype=dtype))
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        *([ROW | {name: value}, BASELINE] for name, values in WRONG.items() for value in values),
+        *([ROW], [ROW, ROW, BASELINE], [BASELINE, BASELINE], [{}], {}, 5, [[]], [ROW | {"more": 1}]),
+    ],
+)
 def test_wrong_rows_are_no_profile(
-    name: str, value: Any, prepared: Profile, pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: Any, prepared: Profile, pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither written nor read; a cache is made without it, and nothing is looked for on the Hub."""
 
     class Written(Measured):
-        text = table([ROW | {name: value}, BASELINE])  # type: ignore[assignment]
-
-    refuse_writing_and_reading(Written((), "float32"), prepared, pair, monkeypatch)
-
-
-@pytest.mark.parametrize(
-    "rows", [[ROW], [ROW, ROW, BASELINE], [BASELINE, BASELINE], [{}], {}, 5, [[]], [ROW | {"more": 1}]]
-)
-def test_rows_that_do_not_belong_together_are_no_profile(
-    rows: Any, prepared: Profile, pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Written(Measured):
         text = table(rows)  # type: ignore[assignment]
 
-    refuse_writing_and_reading(Written((), "float32"), prepared, pair, monkeypatch)
-
-
-def refuse_writing_and_reading(
-    measured: Measured, prepared: Profile, pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    measured = Written((), "float32")
     calibration, (model, _) = load_calibration(prepared.path), pair
     wrong = replace(calibration, measured=measured)
     file = profile_path(weights_digest(model))
