@@ -2,7 +2,7 @@
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, ParamSpec, TypeVar
 
@@ -61,3 +61,9 @@ def static(tensor: Tensor) -> Tensor:
         # Not guarded by identity, so that the next cache of the same shape runs the same graph.
         torch._dynamo.mark_static_address(tensor, guard=False)
     return tensor
+
+
+def static_zeros(shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """A static tensor of zeros that may be written to inside and outside of `torch.inference_mode`."""
+    with torch.inference_mode(False):
+        return static(torch.zeros(tuple(shape), dtype=dtype, device=device))

@@ -14,9 +14,8 @@ from hf_paged_eviction.precision.codec import Codec
 from hf_paged_eviction.precision.few_bits import FewBits
 from hf_paged_eviction.ranking import DROP, best_tokens, best_within, rank_keys, without_noise
 from hf_paged_eviction.store.coders import Plain
-from hf_paged_eviction.store.columns import gather_slots, slot_index
+from hf_paged_eviction.store.columns import Columns, gather_slots, slot_index
 from hf_paged_eviction.store.pending import Pending
-from hf_paged_eviction.store.room import Room
 from hf_paged_eviction.store.store import Store
 from hf_paged_eviction.store.tensors import byte_count
 from hf_paged_eviction.table.budget import BlockBudget
@@ -443,12 +442,12 @@ def test_slots_are_gathered_by_set(sets: int) -> None:
 def test_storage_is_like_the_states() -> None:
     like = torch.zeros(2, 3, 1, 5, dtype=torch.bfloat16)
     with torch.inference_mode():
-        storage = Room().make((2, 3, 7, 5), like.dtype, like.device)
+        storage = Columns().make((2, 3, 7, 5), like.dtype, like.device)
     assert (storage.shape, storage.dtype, storage.device) == ((2, 3, 7, 5), torch.bfloat16, like.device)
     assert not storage.is_inference(), "it may be written to outside"
     assert byte_count(storage, None, storage) == 2 * 2 * 3 * 7 * 5 * 2
     assert byte_count(None) == 0
-    assert Room().make((2, 3), like.dtype, torch.device("meta")).device.type == "meta"
+    assert Columns().make((2, 3), like.dtype, torch.device("meta")).device.type == "meta"
 
 
 @pytest.mark.parametrize("coder", [Plain(), FewBits((Codec(4), Codec(4)), 2, 0)], ids=["plain", "few_bits"])

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..graphs import static_zeros
 from ..parts import split_rows
 from ..static.slots import NextSlots
-from ..store.room import static_zeros
 from ..table.state import Counters, TableState, join
 from ..table.table import BlockTable, ScoreSlots
 from ..table.victims import choose

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..autocast import without_autocast
+from ..graphs import static_zeros
 from ..masks.padding import Padding
-from ..store.room import static_zeros
 from .group import Around, Group
 from .intake import commit, offer
 from .layer_state import LayerState

@@ -19,7 +19,6 @@ from ..policies import EvictionPolicy, QueryCount, Statistics
 from ..saved import LONGEST, SavedState, StateDict
 from ..store.arriving import StateKind
 from ..store.columns import Columns, gather_slots
-from ..store.room import Room
 from ..store.tensors import byte_count
 
 #: Largest size of attention weights, or queries, in memory, in bytes; long prompts are observed in pieces.
@@ -117,7 +116,7 @@ class Observer:
         self.policy, self.block_size, self.local_heads, self.rotary = policy, block_size, local_heads, rotary
         self.observe: Observe = policy.observe
         self._needs, self._asks = policy.needs, policy.needs.queries
-        self.columns = Columns(Room(zeroed=True))
+        self.columns = Columns(zeroed=True)
         self.clear()
 
     def clear(self) -> None:
@@ -135,7 +134,7 @@ class Observer:
     def start(self, rows: int, kv_heads: int, capacity: int, device: torch.device) -> None:
         """Make room for the statistics of a new prompt."""
         like = torch.empty(rows, kv_heads, 0, dtype=torch.float32, device=device)
-        self.columns.use(self.columns.room.like(dict.fromkeys(self._needs.token_statistics, like), capacity))
+        self.columns.use(self.columns.like(dict.fromkeys(self._needs.token_statistics, like), capacity))
         self._heads = kv_heads
         self.count = _no_queries(torch.zeros(rows, dtype=torch.int64, device=device))
 

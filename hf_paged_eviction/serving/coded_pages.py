@@ -15,7 +15,6 @@ from ..precision.few_bits import FewBits
 from ..precision.in_codes import InCodes
 from ..store.columns import Columns, gather_slots
 from ..store.exact import Exact, Newest
-from ..store.room import Room
 from .pages import Kept, Tokens, grown
 from .records import NAMES, WORD, RecordLayout
 from .stock_pages import StockPages
@@ -168,10 +167,10 @@ class CodedPages(StockPages):
     ) -> Tensor:
         """See `StockPages.attend`, of all sets of a layer."""
         exact = _rows_of(self.exact[layer], numbers)
-        held = InCodes(self.codecs[layer], Columns(Room()), exact)
+        held = InCodes(self.codecs[layer], Columns(), exact)
         if query.device.type == "cpu" and fused.obstacle(held, query) is None:
             return self._attend_in_place(layer, places, used, exact, query, logits)
-        columns = Columns(Room())
+        columns = Columns()
         columns.use(self.layout.unpack(self._records(places)))
         held = InCodes(self.codecs[layer], columns, exact, visible=used)
         return fused.attend(held, query, None, logits).transpose(1, 2).to(query.dtype)

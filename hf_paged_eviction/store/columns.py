@@ -5,20 +5,111 @@ A column is a tensor `[rows, sets, slots, ...]`, such as keys, codes or statisti
 column, the first ones are used.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..graphs import static
 from ..parts import map_tensors, tensors_of
 from ..saved import SavedState, StateDict
-from .layouts import Dense, Layout, Segments, States, gather_slots, slot_index
-from .room import Room
+from .segments import Segments, States
 from .tensors import byte_count
 
-__all__ = ["Columns", "States", "gather_slots", "slot_index"]
+__all__ = ["Columns", "Dense", "States", "gather_slots", "slot_index"]
+
+
+def slot_index(slots: Tensor, column: Tensor) -> Tensor:
+    """Expand slots `[batch, 1 or sets, n]` to an index into a column `[batch, sets, slots, ...]`, without a copy. If
+    there are more sets than in the column, the first ones are used."""
+    sets = column.shape[1]
+    if slots.shape[1] > sets:
+        slots = slots[:, :sets]
+    if column.ndim == 3:
+        return slots.expand(-1, sets, -1)
+    return slots.unsqueeze(-1).expand(-1, sets, -1, column.shape[3])
+
+
+def gather_slots(column: Tensor, slots: Tensor) -> Tensor:
+    """Read a column at `slots` `[batch, 1 or sets, n]`: `[batch, sets, n, ...]`."""
+    return column.gather(2, slot_index(slots, column))
+
+
+class Dense:
+    """All sets have the same number of slots: a column is `[rows, sets, slots, ...]`.
+
+    Attributes:
+        lengths, bounds: None, see `Segments`.
+    """
+
+    lengths: list[int] | None = None
+    bounds: tuple[Tensor, Tensor] | None = None
+
+    def shape(self, columns: States) -> tuple[int, int, int]:
+        """Number of rows, sets and slots of the first column."""
+        rows, sets, slots = next(iter(columns.values())).shape[:3]
+        return rows, sets, slots
+
+    def index(self, slots: Tensor, columns: States) -> States:
+        """The index of the slots `[rows, 1 or sets, n]` in each column, for `write`: as `slot_index` makes it, or `[n]`
+        for one row whose heads share their slots, which takes half the time."""
+        if slots.shape[:2] == (1, 1):
+            return dict.fromkeys(columns, slots[0, 0])
+        index: dict[str, Tensor] = {}  # compiled code may run this
+        shape, places = None, slots
+        for name, column in columns.items():
+            if column.shape != shape:
+                shape, places = column.shape, slot_index(slots, column)
+            index[name] = places
+        return index
+
+    def at(self, columns: States, slots: Tensor) -> States:
+        """What stands in the slots `[rows, 1 or sets, n]`: `[rows, sets, n, ...]`."""
+        index = self.index(slots, columns)
+        if slots.shape[:2] == (1, 1):
+            return {name: column.index_select(2, index[name]) for name, column in columns.items()}
+        return {name: column.gather(2, index[name]) for name, column in columns.items()}
+
+    def write(self, column: Tensor, index: Tensor, states: Tensor) -> None:
+        """Write states `[rows, sets, n, ...]` there."""
+        if index.ndim == 1:
+            column.index_copy_(2, index, states)
+        else:
+            column.scatter_(2, index, states)
+
+    def write_compiled(self, column: Tensor, slot: Tensor, states: Tensor) -> None:
+        """Write states `[rows, sets, 1, ...]` to one slot `[rows, 1 or sets]`, in compiled code."""
+        rows, sets = column.shape[:2]
+        row, one = torch.arange(rows, device=column.device)[:, None], torch.arange(sets, device=column.device)
+        # Not scatter_, for which inductor copies the whole column.
+        column.index_put_((row, one, slot), states[:, :, 0])
+
+    def first(self, columns: States, held: int | None = None) -> States:
+        """The first `held` slots of each set, or all, `[rows, sets, held, ...]`; views."""
+        return columns if held is None else {name: column[:, :, :held] for name, column in columns.items()}
+
+    def stored(self, columns: States, held: int) -> States:
+        """Views of what a file holds of a layer with so many tokens."""
+        return self.first(columns, held)
+
+    def take(self, sources: States, kept_indices: Tensor, new: States) -> None:
+        """Fill new columns with the tokens `[rows, 1 or sets, slots]` of sources `[rows, sets, n, ...]`."""
+        index = None
+        for name, source in sources.items():
+            if index is None or index.shape != new[name].shape:
+                index = slot_index(kept_indices, source)
+            torch.gather(source, 2, index, out=new[name])
+
+    def reorder(self, columns: States, order: Tensor) -> None:
+        """Reorder the first slots by `order` `[rows, 1 or sets, held]`."""
+        for column in columns.values():
+            column[:, :, : order.shape[-1]] = gather_slots(column, order)
+
+    def rows_of(self, change: Callable[[Tensor], Tensor]) -> "tuple[Dense, Callable[[Tensor], Tensor]]":
+        """The layout of the indexed rows, and what makes a column of the former one."""
+        return Dense(), change
 
 
 class Columns:
@@ -30,15 +121,17 @@ class Columns:
         tensors: the columns by name; none before the first tokens.
         layout: where slots lie; another object whenever `tensors` are replaced.
         beside: a dataclass of further tensors, with rows in dimension 0, and `load_state`; None = there is none.
-        room: makes the tensors.
+        fixed: tensors keep their addresses, for compiled steps.
+        zeroed: tensors start with zeros, as fixed ones do. This is necessary if hidden slots are read, because
+            attention computes 0 x value for them, which must not be nan.
         ragged: whether sets may have different numbers of slots, see `take`.
 
     Args:
-        room, ragged: see above.
+        fixed, zeroed, ragged: see above.
     """
 
-    def __init__(self, room: Room, ragged: bool = False) -> None:
-        self.room, self.ragged = room, ragged
+    def __init__(self, fixed: bool = False, zeroed: bool = False, ragged: bool = False) -> None:
+        self.fixed, self.zeroed, self.ragged = fixed, zeroed or fixed, ragged
         self.use({})
 
     # ---- what there is --------------------------------------------------------------------------------------------
@@ -101,15 +194,15 @@ class Columns:
                 all.
         """
         count, new = kept_indices.shape[-1], self.tensors
-        layout: Layout = Dense()
+        layout: Dense | Segments = Dense()
         if self.ragged:
             if limits is None:
                 raise ValueError("Ragged columns are for layers whose rows or heads have limits of their own.")
             rows, sets = next(iter(sources.values())).shape[:2]
             layout = segments = Segments(limits.expand(rows, sets), kept_indices.device, count)
-            new = self.room.like(sources, count, segments.total)
+            new = self.like(sources, count, segments.total)
         elif views or count != self.layout.shape(new)[2]:
-            new = self.room.like(sources, count)
+            new = self.like(sources, count)
         layout.take(sources, kept_indices, new)
         self.use(new, layout, self.beside)
 
@@ -117,15 +210,33 @@ class Columns:
         """Reorder the first slots by `order` `[rows, 1 or sets, held]`."""
         self.layout.reorder(self.tensors, order)
 
-    # ---- rows and room --------------------------------------------------------------------------------------------
+    # ---- new tensors ----------------------------------------------------------------------------------------------
 
-    def use(self, new: States, layout: Layout | None = None, beside: Any = None) -> None:
+    def make(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Make a tensor that may be written to inside and outside of `torch.inference_mode`."""
+        with torch.inference_mode(False):
+            tensor = torch.empty(tuple(shape), dtype=dtype, device=device)
+            tensor = tensor.zero_() if self.zeroed else tensor
+        return static(tensor) if self.fixed else tensor
+
+    def like(self, states: States, slots: int, total: int | None = None) -> dict[str, Tensor]:
+        """Make a tensor for each of these `[rows, sets, n, ...]`, with another number of slots; `total`: `[total,
+        ...]`."""
+        tensors = {}
+        for name, state in states.items():
+            shape = (*state.shape[:2], slots) if total is None else (total,)
+            tensors[name] = self.make((*shape, *state.shape[3:]), state.dtype, state.device)
+        return tensors
+
+    # ---- rows and sizes --------------------------------------------------------------------------------------------
+
+    def use(self, new: States, layout: Dense | Segments | None = None, beside: Any = None) -> None:
         """Replace the columns; None = they are dense, and nothing is beside."""
         self.tensors, self.layout, self.beside = dict(new), layout or Dense(), beside
 
     def resize(self, slots: int, held: int) -> None:
         """Change the number of slots. Tokens in the first `held` slots keep their slots."""
-        old, new = self.first(held), self.room.like(self.tensors, slots)
+        old, new = self.first(held), self.like(self.tensors, slots)
         for name, states in old.items():
             new[name][:, :, :held] = states
         self.use(new, None, self.beside)
@@ -136,13 +247,13 @@ class Columns:
         layout, moved = self.layout.rows_of(change)
         columns = {name: moved(column) for name, column in self.tensors.items()}
         beside = map_tensors(change, self.beside)
-        if self.room.fixed:
+        if self.fixed:
             old, new = tensors_of((self.tensors, self.beside)), tensors_of((columns, beside))
             if layout.lengths is None and [part.shape for part in old] == [part.shape for part in new]:
                 for part, moved_part in zip(old, new, strict=True):
                     part.copy_(moved_part)
                 return
-            columns, beside = map_tensors(self.room.own, (columns, beside))
+            columns, beside = map_tensors(static, (columns, beside))
         self.use(columns, layout, beside)
 
     def convert(self, kinds: States, beside: Any) -> None:
@@ -153,7 +264,7 @@ class Columns:
     def _converted(self, states: Tensor, kind: Tensor) -> Tensor:
         if states.dtype == kind.dtype:
             return states
-        return self.room.make(states.shape, kind.dtype, states.device).copy_(states)
+        return self.make(states.shape, kind.dtype, states.device).copy_(states)
 
     def zero(self) -> None:
         """Fill everything with zeros."""
@@ -182,7 +293,7 @@ class Columns:
         if saved.has("lengths"):
             lengths = saved.checked("lengths", self.shape[:2], torch.int64, 1, held)
             layout = Segments(lengths, saved.device, held)
-            self.use(self.room.like(self.tensors, 0, layout.total), layout, self.beside)
+            self.use(self.like(self.tensors, 0, layout.total), layout, self.beside)
         for name, part in self.layout.stored(self.tensors, held).items():
             part.copy_(saved.checked(name, part.shape, part.dtype))
         if beside is not None:

@@ -14,7 +14,6 @@ from .arriving import StateKind
 from .coders import Coder, KeysValues, Plain, Visible
 from .columns import Columns, gather_slots, slot_index
 from .exact import Exact, Newest
-from .room import Room
 from .tensors import byte_count
 
 
@@ -63,7 +62,7 @@ class Store:
     def __init__(self, coder: Coder | None = None, fixed: bool = False, ragged: bool = False) -> None:
         self.coder: Coder = coder or Plain()
         self.rounds, self.rerotation = self.coder.rounds, self.coder.rerotation
-        self.columns = Columns(Room(fixed, zeroed=self.rounds), ragged)  # hidden slots are also decoded
+        self.columns = Columns(fixed, self.rounds, ragged)  # hidden slots are also decoded
         self.dtype: torch.dtype | None = None
         self.device: torch.device | None = None
         self.uncoded = 0
@@ -172,7 +171,7 @@ class Store:
     def _add_rerotated(self) -> None:
         columns = self.columns
         if not self.turns:
-            columns.use({**columns.tensors, **columns.room.like({"rerotated": columns["keys"]}, self.slots)})
+            columns.use({**columns.tensors, **columns.like({"rerotated": columns["keys"]}, self.slots)})
 
     # ---- room -----------------------------------------------------------------------------------------------------
 
@@ -181,7 +180,7 @@ class Store:
         rows or heads have different budgets, a prompt that overflows is not appended, and one block is enough."""
         if self.columns.ragged and tokens > most:
             return min(block_size, most)
-        if self.columns.room.fixed:
+        if self.columns.fixed:
             return most
         blocks = -(-(tokens + 1) // block_size)
         return min(blocks * block_size, most)
@@ -206,14 +205,14 @@ class Store:
 
     def make(self, keys: Tensor, values: Tensor, slots: int) -> None:
         """Allocate slots for so many tokens of states like these."""
-        self.columns.use({})  # to be free before there are others
-        room, (kinds, exact) = self.columns.room, self.coder.kinds(keys, values)
-        columns = room.like(kinds, slots)
-        if not room.fixed:
-            columns.pop("rerotated", None)  # nothing is rotated until `turn`
+        columns, (kinds, exact) = self.columns, self.coder.kinds(keys, values)
+        columns.use({})  # these are free before there are others
+        new = columns.like(kinds, slots)
+        if not columns.fixed:
+            new.pop("rerotated", None)  # nothing is rotated until `turn`
         if exact is not None:
-            exact = map_tensors(lambda kind: room.make(kind.shape, kind.dtype, keys.device), exact)
-        self.columns.use(columns, None, exact)
+            exact = exact.change(lambda kind: columns.make(kind.shape, kind.dtype, keys.device))
+        columns.use(new, None, exact)
 
     def grow(self, held: int, tokens: int, block_size: int, most: int) -> None:
         """Make room for so many tokens. If the storage grows, it at least doubles."""
@@ -373,7 +372,7 @@ class Store:
         columns, self.uncoded = self.columns, 0
         if columns.layout.lengths is not None:
             columns.use({})
-        elif columns.room.fixed:
+        elif columns.fixed:
             columns.zero()
         else:
             stays = {name: column for name, column in columns.tensors.items() if name != "rerotated"}

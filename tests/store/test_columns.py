@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from hf_paged_eviction.store.columns import Columns
-from hf_paged_eviction.store.room import Room
 
 ROWS, HEADS, SLOTS = 3, 2, 6
 SHAPES = {"keys": (ROWS, HEADS, SLOTS, 4), "values": (ROWS, HEADS, SLOTS, 2), "positions": (ROWS, 1, SLOTS)}
@@ -29,7 +28,7 @@ def lists(columns: Columns) -> Any:
 @pytest.mark.parametrize("seed", range(5))
 def test_every_call_does_what_lists_do(fixed: bool, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    columns = Columns(Room(fixed))
+    columns = Columns(fixed)
     columns.use(made(generator, SLOTS))
     addresses = [column.data_ptr() for column in columns.tensors.values()]
     slow = lists(columns)
@@ -87,7 +86,7 @@ def test_every_call_does_what_lists_do(fixed: bool, seed: int) -> None:
 @pytest.mark.parametrize("sets", [1, HEADS])
 def test_compiled_code_writes_the_same(sets: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    eager, compiled = Columns(Room()), Columns(Room())
+    eager, compiled = Columns(), Columns()
     eager.use({name: states for name, states in made(generator, SLOTS).items() if name != "positions"})
     compiled.use({name: column.clone() for name, column in eager.tensors.items()})
     slot, new = torch.randint(SLOTS, (ROWS, sets), generator=generator), made(generator, 1)

@@ -15,7 +15,7 @@ from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.attention.segments import InSegments
 from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.precision import few_bits
-from hf_paged_eviction.store.layouts import Segments
+from hf_paged_eviction.store.segments import Segments
 from hf_paged_eviction.store.store import Store
 
 LENGTHS = torch.tensor([[3, 1, 4], [2, 5, 2]])

@@ -13,8 +13,7 @@ from hf_paged_eviction.precision.codec import Codec
 from hf_paged_eviction.precision.in_codes import InCodes
 from hf_paged_eviction.store.columns import Columns
 from hf_paged_eviction.store.exact import EMPTY, Exact
-from hf_paged_eviction.store.layouts import Segments
-from hf_paged_eviction.store.room import Room
+from hf_paged_eviction.store.segments import Segments
 
 NAN = float("nan")
 
@@ -131,7 +130,7 @@ class Case:
                 columns["positions"][row, head, dead] = 2**31 - 1
 
     def laid(self, columns: dict[str, Tensor]) -> Columns:
-        stored, lengths = Columns(Room(), self.ragged), torch.tensor(self.lengths)
+        stored, lengths = Columns(ragged=self.ragged), torch.tensor(self.lengths)
         if self.ragged:
             inside = torch.arange(max(self.lengths)) < lengths[:, None]
             columns = {name: column.flatten(0, 1)[inside] for name, column in columns.items()}
