@@ -26,6 +26,8 @@ _FULL_WITHOUT_IF_SLIDING = {"exaone4", "exaone4_5", "exaone_moe", "kolibri1"}
 _OTHER_PARTS = ("vision", "audio", "image", "video", "conformer", "linearscaling", "dynamicntk", "yarn")
 #: Angles of these depend on the length of the text, not on the position alone.
 _BY_LENGTH = ("dynamic", "longrope", "su")
+#: Scaling that differs from 1 by less is none.
+_ROUNDING = 1e-6
 #: Positions at which a learned rotation is compared with the model's own function.
 _PROBED = (0, 1, 2, 37, 1000)
 
@@ -247,7 +249,9 @@ def _layout(apply: _Apply, frequencies: Tensor, width: int) -> Rotary | None:
     share = crossed[one, one + distance]
     angles = torch.atan2(share.abs(), own[one])
     nearest = frequencies.abs()[(angles[:, None] - frequencies.abs()).abs().argmin(-1)]
-    rotary = Rotary(torch.where(share == 0, 0.0, nearest * share.sign()), torch.hypot(own[one], share), neighbours)
+    scaling = torch.hypot(own[one], share)
+    scaling = torch.where((scaling - 1).abs() < _ROUNDING, 1.0, scaling)
+    rotary = Rotary(torch.where(share == 0, 0.0, nearest * share.sign()), scaling, neighbours)
     for position, image in images.items():
         own_image = rotary.rotate(unit[0], torch.tensor(position, device="cpu"))
         if not torch.allclose(own_image, image, rtol=0, atol=1e-4):

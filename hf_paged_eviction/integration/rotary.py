@@ -157,7 +157,7 @@ class Rotary:
 
     def _turn(self, states: Tensor, cos: Tensor, sin: Tensor, scaled: int) -> Tensor:
         states = states.to(torch.promote_types(states.dtype, torch.float32))
-        if scaled:
+        if scaled and self._scales:
             factor = self._on(states.device)[1] ** scaled
             cos, sin = cos * factor, sin * factor
         one, other = (states[..., channels] for channels in self._pairs)

@@ -221,6 +221,14 @@ def test_rotations_are_undone_moved_and_averaged(case: str) -> None:
     assert torch.equal(rotated[..., rotary.width :], states[..., rotary.width :])
 
 
+def test_lengths_change_only_where_the_model_stretches_states() -> None:
+    """Not by what rounding leaves of a sine and a cosine."""
+    for rotary, stretched in ((layer_rotaries(AutoConfig.for_model("llama"), [0])[0], False), (learned()[1], True)):
+        assert rotary is not None
+        (_, _, scaling), _ = rotary.of_channels(torch.device("cpu"))
+        assert bool((scaling == 1).all()) != stretched
+
+
 def test_products_of_rotated_states_depend_on_the_distance() -> None:
     _, rotary = learned()
     query, key = torch.randn(8), torch.randn(8)
