@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 import models
 from closeness import assert_close
@@ -227,6 +228,21 @@ def test_lengths_change_only_where_the_model_stretches_states() -> None:
         assert rotary is not None
         (_, _, scaling), _ = rotary.of_channels(torch.device("cpu"))
         assert bool((scaling == 1).all()) != stretched
+
+
+def test_pairs_that_stand_still_may_lie_between_others() -> None:
+    """Halves of which only the first quarters turn."""
+    if "gemma4_text" not in CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no such model")
+    config = AutoConfig.for_model("gemma4_text")
+    rotary = layer_rotaries(config, range(config.num_hidden_layers))[config.num_hidden_layers - 1]
+    assert rotary is not None
+    (frequencies, _, _), layout = rotary.of_channels(torch.device("cpu"))
+    assert layout == [256, 1, 256, 512] and (frequencies == 0).sum() == 384
+    torch.manual_seed(0)
+    query, state, positions = torch.randn(1, 2, 512), torch.randn(1, 1, 512), torch.randint(0, 400, (1, 1, 5))
+    products = rotary.add_products(torch.zeros(1, 2, 5), query, state, positions)
+    assert_close(products, query @ rotary.rotate(state.expand(1, 5, 512), positions[0]).mT)
 
 
 def test_products_of_rotated_states_depend_on_the_distance() -> None:
