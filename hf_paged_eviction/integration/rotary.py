@@ -54,33 +54,34 @@ class Rotary:
         Raises:
             ValueError: a head has fewer than `width` channels.
         """
-        return self._turn(states, *self._waves(_one_for_all_heads(positions), states), scaled=1)
+        return self._turn(states, *self._waves(_one_for_all_heads(positions), states), 1)
 
     def unrotate(self, states: Tensor, positions: Tensor) -> Tensor:
         """Undo `rotate` for states that the model rotated to these positions; same arguments."""
         cos, sin = self._waves(_one_for_all_heads(positions), states)
-        return self._turn(states, cos, -sin, scaled=-1)
+        return self._turn(states, cos, -sin, -1)
 
-    def rotate_by(self, states: Tensor, offsets: Tensor) -> Tensor:
+    def rotate_by(self, states: Tensor, offsets: Tensor, out: Tensor | None = None) -> Tensor:
         """Move rotated states by so many positions; negative = towards the start. Same shapes as `rotate`.
 
         Angles are computed in float64 if the device has it, so that a move by millions of positions is as exact as one
-        by one.
+        by one. The result is written to `out` `[..., head_dim]`, of any dtype, if it is given, in few passes over
+        memory.
         """
-        return self._turn(states, *self._exact_waves(_one_for_all_heads(offsets), states), scaled=0)
-
-    def rotate_by_into(self, target: Tensor, states: Tensor, offsets: Tensor) -> None:
-        """Like `rotate_by`, but write the result to `target` `[..., head_dim]`, of any dtype, in few passes over
-        memory."""
-        one, other = self._pairs
-        cos, sin = self._exact_waves(_one_for_all_heads(offsets), states)
+        wide = torch.float32 if states.device.type == "mps" else torch.float64
+        offsets = _one_for_all_heads(offsets).to(states.device)
+        angles = (offsets[..., None].to(wide) * self._on(states.device)[0]).remainder_(2 * pi)
+        angles = angles.to(torch.promote_types(states.dtype, torch.float32))
+        cos, sin, (one, other) = angles.cos(), angles.sin(), self._pairs
+        out = torch.empty_like(states, dtype=cos.dtype) if out is None else out
         for new, own, partner, sign in ((one, one, other, -1), (other, other, one, 1)):
-            if target.dtype == states.dtype == cos.dtype:
-                torch.mul(states[..., own], cos, out=target[..., new]).addcmul_(states[..., partner], sin, value=sign)
+            if out.dtype == states.dtype == cos.dtype:
+                torch.mul(states[..., own], cos, out=out[..., new]).addcmul_(states[..., partner], sin, value=sign)
             else:
                 turned = states[..., own] * cos
-                target[..., new] = turned.addcmul_(states[..., partner].to(cos.dtype), sin, value=sign)
-        target[..., self.width :] = states[..., self.width :]
+                out[..., new] = turned.addcmul_(states[..., partner].to(cos.dtype), sin, value=sign)
+        out[..., self.width :] = states[..., self.width :]
+        return out
 
     def add_products(
         self, products: Tensor, query: Tensor, state: Tensor, positions: Tensor, lengths: list[int] | None = None
@@ -139,7 +140,7 @@ class Rotary:
             positions: `[..., n]` int64, broadcastable to the states in all but the last dimension.
         """
         cos, sin = self._waves(positions, states)
-        return self._turn(states, cos.mean(-2), sin.mean(-2), scaled=1)
+        return self._turn(states, cos.mean(-2), sin.mean(-2), 1)
 
     def _waves(self, positions: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine of each pair."""
@@ -148,17 +149,11 @@ class Rotary:
         angles = positions.to(states.device)[..., None].float() * self._on(states.device)[0]
         return angles.cos(), angles.sin()
 
-    def _exact_waves(self, offsets: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """As `_waves`, without the rounding of large angles."""
-        wide = torch.float32 if states.device.type == "mps" else torch.float64
-        angles = offsets.to(states.device)[..., None].to(wide) * self._on(states.device)[0]
-        angles = angles.remainder_(2 * pi).to(torch.promote_types(states.dtype, torch.float32))
-        return angles.cos(), angles.sin()
-
-    def _turn(self, states: Tensor, cos: Tensor, sin: Tensor, scaled: int) -> Tensor:
+    def _turn(self, states: Tensor, cos: Tensor, sin: Tensor, power: int) -> Tensor:
+        """Turned states, times `power` of the scaling."""
         states = states.to(torch.promote_types(states.dtype, torch.float32))
-        if scaled and self._scales:
-            factor = self._on(states.device)[1] ** scaled
+        if self._scales:
+            factor = self._on(states.device)[1] ** power
             cos, sin = cos * factor, sin * factor
         one, other = (states[..., channels] for channels in self._pairs)
         cos, sin = cos.to(states.dtype), sin.to(states.dtype)

@@ -166,7 +166,7 @@ class Store:
         if self.rerotation is not None:
             self._add_rerotated()
             columns = self.columns
-            self.rerotation.rotate_by_into(columns["rerotated"], columns["keys"], shifts[..., : self.slots])
+            self.rerotation.rotate_by(columns["keys"], shifts[..., : self.slots], columns["rerotated"])
 
     def _add_rerotated(self) -> None:
         columns = self.columns
