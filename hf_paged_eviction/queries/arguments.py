@@ -39,7 +39,7 @@ def check_understood(module: torch.nn.Module, kwargs: dict[str, Any], name: str)
     for argument, value in kwargs.items():
         if argument in HARMLESS or value is None or argument.startswith(_OF_OUTPUTS):
             continue
-        changes = _names_a_change(argument)
+        changes = any(part in argument for part in _CHANGING) or not _CHANGING_WORDS.isdisjoint(argument.split("_"))
         if changes and isinstance(value, int | float) and not value:
             continue  # no bound, no share
         if changes or _has_numbers(value):
@@ -50,10 +50,6 @@ def check_understood(module: torch.nn.Module, kwargs: dict[str, Any], name: str)
             )
         if not torch.compiler.is_compiling():
             _warn_of_unknown(type(module).__name__, argument, name)
-
-
-def _names_a_change(argument: str) -> bool:
-    return any(part in argument for part in _CHANGING) or not _CHANGING_WORDS.isdisjoint(argument.split("_"))
 
 
 def _has_numbers(value: Any) -> bool:
