@@ -8,7 +8,7 @@ import torch
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
-from waiting import Watch, no_lists
+from waiting import Watch, no_lists, within
 
 pytestmark = pytest.mark.contract
 
@@ -27,21 +27,13 @@ def decode(rows: int, budget: int, steps: int = 11, **settings: Any) -> tuple[Pa
         watch = Watch()
         with pytest.MonkeyPatch.context() as patch:
             for layer in cache.layers:
-                patch.setattr(layer, "update", _watched(watch, layer.update))
-            patch.setattr(cache, "get_mask_sizes", _watched(watch, cache.get_mask_sizes))
+                patch.setattr(layer, "update", within(watch, layer.update))
+            patch.setattr(cache, "get_mask_sizes", within(watch, cache.get_mask_sizes))
             modes.forward(model, cache, ids, mask, ids.shape[1] - 1, ids.shape[1])
         if step >= 8:  # the pads are used up, every row overwrites its blocks
             watches.append(watch)
     assert [layer.keys.data_ptr() for layer in cache.layers] == pointers
     return cache, watches
-
-
-def _watched(watch: Watch, call: Any) -> Any:
-    def within(*args: Any, **kwargs: Any) -> Any:
-        with watch, no_lists():
-            return call(*args, **kwargs)
-
-    return within
 
 
 @pytest.mark.parametrize("heads", ["shared", "separate"])

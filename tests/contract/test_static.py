@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_no_synchronisation import Watch, no_lists
+from test_no_synchronisation import Watch, no_lists, within
 from torch import Tensor
 from transformers import AutoConfig
 from transformers.cache_utils import Cache
@@ -216,18 +216,10 @@ def test_the_host_reads_no_tensor(settings: dict[str, Any], growing: bool) -> No
             cache.prepare_step()
         with pytest.MonkeyPatch.context() as patch:
             for layer in cache.layers:
-                patch.setattr(layer, "update", _within(watch, layer.update))
+                patch.setattr(layer, "update", within(watch, layer.update))
             feed(model, cache, [(at, at + 1)])
     assert watch.operators
     assert watch.waiting == []
-
-
-def _within(watch: Watch, call: Callable[..., Any]) -> Callable[..., Any]:
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        with watch, no_lists():
-            return call(*args, **kwargs)
-
-    return watched
 
 
 def test_a_common_step_of_the_host_is_one_small_copy_per_layer_group() -> None:

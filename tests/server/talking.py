@@ -1,5 +1,6 @@
 """A server on the embedded model, in a thread of this process, and what is needed to talk to it."""
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -76,6 +77,13 @@ def serving(**options: Any) -> Iterator[Any]:
         if not ready[0].should_exit:
             ready[0].should_exit = True
         thread.join()
+
+
+def request(body: dict[str, Any]) -> bytes:
+    """A request for a completion, as it is sent."""
+    sent = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent
 
 
 def manager() -> Any:

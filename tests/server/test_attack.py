@@ -122,9 +122,7 @@ def clients(served: Any, count: int, broken: int) -> list[str]:
 def break_off(served: Any, body: dict[str, Any]) -> None:
     """Kill the connection, without a word: of a stream in the middle of it, else soon."""
     with socket.create_connection((served.host, served.port)) as connection:
-        sent = json.dumps(body).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        connection.sendall(f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent)
+        connection.sendall(talking.request(body))
         time.sleep(0.05)
         while body["stream"] and b"text_completion" not in connection.recv(1 << 16):
             pass

@@ -22,6 +22,7 @@ from talking import (
     manager,
     numbers,
     prompt,
+    request,
     serving,
     steps,
     wait_until_free,
@@ -498,16 +499,6 @@ def test_sizes(served: Any) -> None:
 # ---- clients that go away ---------------------------------------------------------------------------------------
 
 
-def raw_request(served: Any, body: dict[str, Any]) -> socket.socket:
-    """A connection on which a request was sent; nothing is read."""
-    sent = json.dumps(body).encode()
-    connection = socket.create_connection((served.host, served.port))
-    head = ["POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json"]
-    head.append(f"Content-Length: {len(sent)}")
-    connection.sendall("\r\n".join([*head, "", ""]).encode() + sent)
-    return connection
-
-
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("count", [3, LONGEST])
 def test_a_client_that_goes_away(served: Any, stream: bool, count: int) -> None:
@@ -520,12 +511,9 @@ def test_a_client_that_goes_away(served: Any, stream: bool, count: int) -> None:
             gone.wait()
 
     with steps(stand_still):
-        connection = raw_request(
-            served,
-            TEXT
-            | {"prompt": [5] * count, "max_tokens": 1 if count > 3 else MOST, "stream": stream}
-            | {"prompt_cache_key": f"nobody has read this before: {count} {stream}"},
-        )
+        connection = socket.create_connection((served.host, served.port))
+        asked = {"prompt": [5] * count, "max_tokens": 1 if count > 3 else MOST, "stream": stream}
+        connection.sendall(request(TEXT | asked | {"prompt_cache_key": f"nobody has read this: {count} {stream}"}))
         try:
             wait_for(standing.is_set)
             assert numbers(served)["live_requests"] == 1

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from talking import expected, numbers, prompt, serving, wait_until_free
+from talking import expected, numbers, prompt, request, serving, wait_until_free
 
 import driving
 from processes import wait_for
@@ -38,19 +38,13 @@ def served() -> Iterator[Any]:
         yield server
 
 
-def connected(served: Any, head: str, sent: bytes = b"") -> socket.socket:
+def connected(served: Any, sent: bytes) -> socket.socket:
     """A connection with small buffers on which this was sent."""
     connection = socket.socket(socket.AF_INET6 if ":" in served.host else socket.AF_INET)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect((served.host, served.port))
-    connection.sendall(head.encode() + sent)
+    connection.sendall(sent)
     return connection
-
-
-def request(served: Any, body: dict[str, Any]) -> socket.socket:
-    sent = json.dumps(body).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
-    return connected(served, f"{head}Content-Length: {len(sent)}\r\n\r\n", sent)
 
 
 def is_closed(connection: socket.socket) -> bool:
@@ -67,7 +61,7 @@ def is_closed(connection: socket.socket) -> bool:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_never_reads(served: Any, stream: bool) -> None:
     """It gives up its places in the queue, and its connection."""
-    with request(served, LONG | {"stream": stream}) as connection:
+    with connected(served, request(LONG | {"stream": stream})) as connection:
         wait_for(lambda: numbers(served)["live_requests"] > 0)
         wait_until_free(served)
         wait_for(lambda: not served.server.server_state.connections or len(served.server.server_state.connections) == 1)
@@ -77,7 +71,7 @@ def test_a_client_that_never_reads(served: Any, stream: bool) -> None:
 
 def test_a_client_that_reads_slowly(served: Any) -> None:
     """As long as it reads, it is served to the end and gets every token, in however many pieces."""
-    with request(served, LONG | {"stream": True, "seed": 1}) as connection:
+    with connected(served, request(LONG | {"stream": True, "seed": 1})) as connection:
         got = bytearray()
         while part := connection.recv(1 << 12):
             got += part
@@ -92,7 +86,7 @@ def test_half_a_head(served: Any) -> None:
     """Lines of a request that never end, sent at once or letter by letter, before or behind a whole one."""
     whole = "GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
     for begun in ("", "GET /health HTTP/1.1\r\nHo", f"{whole}GET /he"):
-        with connected(served, begun) as connection:
+        with connected(served, begun.encode()) as connection:
 
             def drips(connection: socket.socket = connection) -> bool:
                 try:
@@ -106,7 +100,7 @@ def test_half_a_head(served: Any) -> None:
 
 def test_half_a_body(served: Any) -> None:
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
-    with connected(served, head) as connection:
+    with connected(served, head.encode()) as connection:
         connection.settimeout(60)
         assert connection.recv(1 << 12).startswith(b"HTTP/1.1 408 ")
         wait_for(lambda: is_closed(connection))

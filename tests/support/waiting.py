@@ -1,7 +1,7 @@
 """What the host would wait for on an accelerator, noticed on any device."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,3 +44,13 @@ def no_lists() -> Iterator[None]:
         for name in ("tolist", "numpy"):
             patch.setattr(torch.Tensor, name, lambda self, *_: pytest.fail("a tensor was read on the host"))
         yield
+
+
+def within(watch: Watch, call: Callable[..., Any]) -> Callable[..., Any]:
+    """The call, watched, while no tensor may be read as a list."""
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        with watch, no_lists():
+            return call(*args, **kwargs)
+
+    return watched
