@@ -77,6 +77,8 @@ def test_budgets_that_are_named_are_the_nearest_and_legal(budget: int, nearest: 
         ({"budget": 64, "protect": [(3, 2)]}, ValueError, "after its last"),
         ({"budget": 64, "protect": [(-1, 2)]}, ValueError, "counted from 0"),
         ({"budget": 64, "heads": "both"}, ValueError, '"shared", "separate"'),
+        *(({"budget": 64, "positions": value}, ValueError, '"text".*"cache"')
+          for value in ("Cache", "consecutive", None, 1)),
         ({"budget": 64, "attention_mask": [[1, 1]]}, TypeError, "attention_mask"),
         ({"budget": 64, "attention_mask": torch.ones(2, 1, 4, 4)}, ValueError, r"\[rows, length\]"),
     ],

@@ -76,9 +76,16 @@ def test_policies_see_the_attention_that_was_paid() -> None:
     assert layer.shifts.amax() > 20
 
 
-@pytest.mark.parametrize(("family", "settings"), [("llama", {"bits": 4}), ("deepseek_v3", {"policy": "keydiff"})])
-def test_what_does_not_go_together(family: str, settings: dict[str, Any]) -> None:
-    if reason := models.unavailable(family):
-        pytest.skip(reason)
-    with pytest.raises(ValueError, match=r'positions="cache".*use positions="text"'):
+@pytest.mark.parametrize(
+    ("family", "settings", "reason"),
+    [
+        ("llama", {"bits": 4}, 'positions="cache".*use'),
+        ("deepseek_v3", {"policy": "keydiff"}, 'positions="cache".*use'),
+        ("gpt2", {}, "no layer that evicts rotates.*"),
+    ],
+)
+def test_what_does_not_go_together(family: str, settings: dict[str, Any], reason: str) -> None:
+    if unavailable := models.unavailable(family):
+        pytest.skip(unavailable)
+    with pytest.raises(ValueError, match=f'{reason} positions="text"'):
         PagedEvictionCache(models.shared(family).config, budget=24, block_size=4, positions="cache", **settings)

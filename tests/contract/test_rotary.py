@@ -120,6 +120,9 @@ def test_what_cannot_be_undone_is_refused(case: str) -> None:
     config = config_of(model_type, settings)
     with pytest.raises(UnknownRotaryError, match=reason):
         layer_rotaries(config, [0, 1])
+    with pytest.raises(ValueError, match=rf'({reason}).*positions="text"'):
+        PagedEvictionCache(config, budget=64, positions="cache")
+    PagedEvictionCache(config, budget=64)
     if why_not_ours(config) is not None:
         return  # refused before anybody asks for its rotation
     config._attn_implementation = "paged_eviction"

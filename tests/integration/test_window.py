@@ -24,30 +24,6 @@ def feed(model: Any, cache: Any, start: int, stop: int) -> None:
         model(torch.full((1, stop - start), 9), position_ids=torch.arange(start, stop)[None], **{CACHE_ARGUMENT: cache})
 
 
-@pytest.mark.parametrize("value", ["Cache", "consecutive", None, 1])
-def test_other_values(value: Any) -> None:
-    with pytest.raises(ValueError, match=r'"text".*"cache"'):
-        cache_of(models.shared("llama"), positions=value)
-
-
-@pytest.mark.filterwarnings("ignore:.*longrope")
-@pytest.mark.parametrize(
-    ("model_type", "settings", "reason"),
-    [
-        ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4}, "no layer that evicts rotates"),
-        ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}, "no layer that evicts rotates"),
-        ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}}, "length of the text"),
-        ("llama", {"rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}}, "mrope"),
-        ("gptj", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}, "0 classes|does not say its frequencies"),
-    ],
-)
-def test_what_cannot_be_turned_is_refused(model_type: str, settings: dict[str, Any], reason: str) -> None:
-    config = AutoConfig.for_model(model_type, **{**models._COMMON, **settings})
-    with pytest.raises(ValueError, match=rf'{reason}.*positions="text"'):
-        PagedEvictionCache(config, budget=64, positions="cache")
-    PagedEvictionCache(config, budget=64)
-
-
 def test_passing_the_window_warns_once() -> None:
     model = models.build("llama", max_position_embeddings=60)
     cache = cache_of(model)
