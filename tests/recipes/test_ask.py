@@ -151,13 +151,6 @@ def test_strings_that_end_an_answer(tokenizer: Any, place: str) -> None:
     assert stop in answer and whole.startswith(answer) and len(answer) < len(whole)
 
 
-def test_a_healed_prompt_is_refused(tokenizer: Any) -> None:
-    model = a_model(tokenizer)
-    model.generation_config.token_healing = True
-    with pytest.raises(ValueError, match="token_healing"):
-        ask(model, tokenizer, CONTEXT, "Why?", 128, "keydiff", **SHORT)
-
-
 def test_the_template_is_told(tokenizer: Any) -> None:
     model = a_model(tokenizer)
     tokenizer.chat_template = TEMPLATE
@@ -201,12 +194,6 @@ def test_the_embedded_model_answers() -> None:
     assert answer.split() == list(sample.answers)
 
 
-def test_a_policy_that_needs_a_probe_is_refused(tokenizer: Any) -> None:
-    model = a_model(tokenizer, attention="paged_eviction")
-    with pytest.raises(ValueError, match="'kvzip'"):
-        ask(model, tokenizer, CONTEXT, "Why?", 128, "kvzip", **SHORT)
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -218,24 +205,22 @@ def test_a_policy_that_needs_a_probe_is_refused(tokenizer: Any) -> None:
         ({"past_key_values": None, "input_ids": 1}, "input_ids, past_key_values"),
         ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
         ({"token_healing": True}, "token_healing"),
+        ({"generation_config": GenerationConfig(token_healing=True)}, "token_healing"),
+        ({"the model heals": True}, "token_healing"),
         ({"mm_token_type_ids": torch.zeros(1, 9)}, r"mm_token_type_ids.*generate"),
         ({"budget": 100}, r"nearest.*96.*112"),
+        ({"policy": "kvzip"}, "'kvzip'"),
         ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
         ({"no_such_option": 1}, "no_such_option"),
     ],
 )
 def test_what_is_refused(tokenizer: Any, changes: dict[str, Any], reason: str) -> None:
     tokenizer.chat_template = None
+    model = a_model(tokenizer, attention="paged_eviction")
     arguments: dict[str, Any] = {"context": CONTEXT, "questions": ["Why?"], "budget": 128, **SHORT, **changes}
+    model.generation_config.token_healing = arguments.pop("the model heals", False)
     with pytest.raises((TypeError, ValueError), match=reason):
-        ask(
-            a_model(tokenizer),
-            tokenizer,
-            arguments.pop("context"),
-            arguments.pop("questions"),
-            arguments.pop("budget"),
-            **arguments,
-        )
+        ask(model, tokenizer, *map(arguments.pop, ("context", "questions", "budget")), **arguments)
 
 
 @pytest.mark.parametrize(

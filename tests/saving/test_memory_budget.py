@@ -44,22 +44,6 @@ def test_bytes_come_back_as_they_were_given(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "kind", "words"),
-    [
-        ("2G", ValueError, r"'2G'.*2GiB"),
-        ("GiB", ValueError, r"number.*bytes"),
-        ("-1GiB", ValueError, r"number.*bytes"),
-        ("\u0663GiB", ValueError, r"number.*bytes"),
-        ("0B", ValueError, "at least one byte"),
-        ("0.1B", ValueError, "at least one byte"),
-    ],
-)
-def test_what_is_no_budget(budget: Any, kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind, match=words):
-        make(models.shared("llama"), budget=budget)
-
-
-@pytest.mark.parametrize(
     "family",
     [
         "llama",
