@@ -22,7 +22,7 @@ from .losses import Loss, loss_at
 from .shapes import Shapes
 
 #: Precisions that are planned, the model's own first.
-_BITS: tuple[Bits, ...] = (None, 8, 4, (4, 2))
+_BITS: tuple[Bits, ...] = (None, 8, 4, (4, 2), (3, 2))
 #: Tokens per block, and the fewest blocks of a budget: protected ones, the newest, and one to evict.
 _BLOCK, _FEWEST = 16, 4
 
