@@ -76,11 +76,11 @@ def test_ways_of_writing(text: str, label: str) -> None:
 BEYOND = """
     cake(window=1) cake(gamma=-1) snapkv(window=0) snapkv(kernel=4) snapkv(pooling=sum) r_kv(balance=1.1)
     roco(safe=-0.1) scissorhands(percentile=0) lru(top=0) lazy_eviction(threshold=2) lazy_eviction(lag=-1)
-    expected_attention(horizon=0) expected_attention(covariance=0) expected_attention(value_norm=1) expected_attention(future=0)
-    expected_attention(n_sink=-1) lagkv(lag=0) lagkv(value_weight=-1) lagkv(scope=row) compactor(chunk=0)
-    compactor(kernel=2) compactor(blending=-1) graphkv(h2o,sources=1.5) graphkv(h2o,neighbours=0) vase(h2o,protected=2)
-    vase(h2o,stochastic=1) vase(h2o,seed=x) adaptive(h2o,recency,threshold=7) streaming_llm(n_sink=many)
-    streaming_llm(n_sink=-1)
+    expected_attention(horizon=0) expected_attention(covariance=0) expected_attention(value_norm=1)
+    expected_attention(future=0) expected_attention(n_sink=-1) lagkv(lag=0) lagkv(value_weight=-1) lagkv(scope=row)
+    compactor(chunk=0) compactor(kernel=2) compactor(blending=-1) graphkv(h2o,sources=1.5)
+    graphkv(h2o,neighbours=0) vase(h2o,protected=2) vase(h2o,stochastic=1) vase(h2o,seed=x)
+    adaptive(h2o,recency,threshold=7) streaming_llm(n_sink=many) streaming_llm(n_sink=-1)
 """.split()
 
 
