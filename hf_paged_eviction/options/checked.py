@@ -48,12 +48,6 @@ def check_flag(name: str, value: object) -> None:
         raise TypeError(f"{name} must be True or False, got {value!r}.")
 
 
-def check_instance(name: str, value: object, kind: type[Any]) -> None:
-    """Raise TypeError unless `value` is None or of this class."""
-    if value is not None and not isinstance(value, kind):
-        raise TypeError(f"{name} must be a {kind.__name__} object or None, got {value!r}.")
-
-
 def with_share(recent: int | None, share: float | None, budget: object, block_size: object) -> int | None:
     """Number of newest tokens that are never evicted: `recent`, or a share of the budget in whole blocks if that is
     None."""
