@@ -18,6 +18,12 @@ def visible(key_positions: Tensor, query_positions: Tensor) -> Tensor:
     return keys[:, :, None, :] <= query_positions[:, None, :, None]
 
 
+def mask_by_position(key_positions: Tensor, query_positions: Tensor) -> Tensor:
+    """As `visible`, for attention: a pad sees everything, because a softmax over nothing would be nan. Its output is
+    not used."""
+    return visible(key_positions, query_positions) | (query_positions < 0)[:, None, :, None]
+
+
 def visible_one_behind_the_other(ends: tuple[Tensor, Tensor], queries: int, tokens: int, window: int | None) -> Tensor:
     """`[queries, tokens]` bool, for rows that lie one behind the other, the queries being the last tokens of each.
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..masks.visible import visible
+from ..masks.visible import mask_by_position
 from ..policies import Statistics
 from ..store.columns import gather_slots
 from ..store.pending import Pending
@@ -138,9 +138,7 @@ class QueryRecorder:
         else:
             queries = table.new_positions(pending.count, pending.real)[:, 0]
             keys = table.positions_with(queries)
-        queries = queries[:, -query_length:]
-        # A pad sees everything, because a softmax over nothing would be nan; its output is not used.
-        return visible(keys, queries) | (queries < 0)[:, None, :, None]
+        return mask_by_position(keys, queries[:, -query_length:])
 
     # ---- rows and life --------------------------------------------------------------------------------------------
 
