@@ -72,17 +72,14 @@ class Padding:
         self._warned = False
         self._fewer = False  # whether rows or columns have gone since `all_real_from` was worked out
         self.reset()
-        if attention_mask is not None:
-            self.given = self._check(attention_mask)
-            self._learn(self.given)
-
-    @staticmethod
-    def _check(mask: Tensor) -> Tensor:
-        if not isinstance(mask, Tensor):
-            raise TypeError(f"attention_mask must be a tensor [rows, length], got {type(mask).__name__}.")
-        if mask.ndim != 2:
-            raise ValueError(f"attention_mask must be [rows, length], got shape {tuple(mask.shape)}.")
-        return mask.bool()
+        if attention_mask is None:
+            return
+        if not isinstance(attention_mask, Tensor):
+            raise TypeError(f"attention_mask must be a tensor [rows, length], got {type(attention_mask).__name__}.")
+        if attention_mask.ndim != 2:
+            raise ValueError(f"attention_mask must be [rows, length], got shape {tuple(attention_mask.shape)}.")
+        self.given = attention_mask.bool()
+        self._learn(self.given)
 
     # ---- the mask of a forward ------------------------------------------------------------------------------------
 
