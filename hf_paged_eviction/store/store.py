@@ -71,15 +71,17 @@ class Store:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The stored tensors of all slots, used or not, `[batch, sets, slots, ...]` each: keys and values first, or
-        their codes, levels and positions.
+        """The stored tensors of all slots, used or not, `[batch, sets, slots, ...]` each: keys and values, or their
+        codes, levels and positions.
 
         Raises:
             RuntimeError: no token has been seen.
         """
         if not self.columns.tensors:
             raise RuntimeError("The cache is empty: run a forward first.")
-        return tuple(self.columns.tensors.values())
+        columns = dict(self.columns.tensors)
+        columns.pop("rerotated", None)
+        return tuple(columns.values())
 
     @property
     def exact(self) -> Exact:

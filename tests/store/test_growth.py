@@ -11,7 +11,10 @@ from torch import Tensor
 
 import models
 import modes
+from coded_cases import rotary
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.store.coders import Plain
+from hf_paged_eviction.store.store import Store
 from same_state import same_state
 
 LENGTH = 130
@@ -125,3 +128,17 @@ def test_a_share_of_the_prompt_is_the_most() -> None:
     feed(cache, 0, 40)
     decode(cache, 40, 60)
     assert slots(cache) == [20] * 2
+
+
+def test_rotated_keys_are_a_column_of_their_own() -> None:
+    """Whoever changes keys and values in place changes these two; attention reads the third."""
+    store, states = Store(Plain(rotary(8, "halves"))), torch.randn(2, 2, 3, 8)
+    store.start(states, states, 4, 4)
+    store.append(0, states, states)
+    assert all(read is shown for read, shown in zip(store.read(), store.shown(), strict=True))
+    store.turn(torch.full((2, 1, 4), 2))
+    assert [tuple(part.shape) for part in store.tensors] == [(2, 2, 4, 8)] * 2
+    (keys, values), (shown, same) = store.read(3), store.shown(3)
+    assert torch.equal(keys, states) and torch.equal(values, same) and not torch.equal(keys, shown)
+    store.clear()
+    assert not store.turns and len(store.tensors) == 2
