@@ -8,16 +8,13 @@ import models
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
-
-@pytest.mark.parametrize(("budget", "mean"), [(32, 32), ([16, 48], 32), ([16, 44], 30), ([20, 24], 22)])
-def test_the_mean(budget: int | list[int], mean: int) -> None:
-    model = models.shared("llama", "paged_eviction")
-    assert PagedEvictionCache(model.config, budget=budget, block_size=4).budget == mean
+MODEL = models.shared("llama", "paged_eviction")
 
 
-def test_of_a_list_that_became_smaller() -> None:
-    model = models.shared("llama", "paged_eviction")
-    cache = PagedEvictionCache(model.config, budget=[20, 40], block_size=4)
+def test_the_mean() -> None:
+    for budget, mean in ((32, 32), ([16, 48], 32), ([16, 44], 30), ([20, 24], 22)):
+        assert PagedEvictionCache(MODEL.config, budget, block_size=4).budget == mean
+    cache = PagedEvictionCache(MODEL.config, [20, 40], block_size=4)
     cache.shrink([16, 20])
     assert cache.budget == 18
 
@@ -27,9 +24,8 @@ def test_of_a_list_that_became_smaller() -> None:
     [([32, 16], None), ([48, 16], r"\[48, 16\]"), ([32], "1 budgets were given for the 2"), (20, "pass a list")],
 )
 def test_budgets_of_layers_shrink_one_by_one(budgets: Any, message: str | None) -> None:
-    model = models.shared("llama", "paged_eviction")
-    cache = PagedEvictionCache(model.config, [40, 24], block_size=4)
-    model(models.prompts([60])[0][None], **{CACHE_ARGUMENT: cache})
+    cache = PagedEvictionCache(MODEL.config, [40, 24], block_size=4)
+    MODEL(models.prompts([60])[0][None], **{CACHE_ARGUMENT: cache})
     if message is None:
         cache.shrink(budgets)
         assert [layer.held for _, layer in cache.paged_layers] == budgets
@@ -38,6 +34,6 @@ def test_budgets_of_layers_shrink_one_by_one(budgets: Any, message: str | None) 
         with pytest.raises(ValueError, match=message):
             cache.shrink(budgets)
         assert [layer.held for _, layer in cache.paged_layers] == [40, 24]
-    plain = PagedEvictionCache(model.config, 40, block_size=4)
+    plain = PagedEvictionCache(MODEL.config, 40, block_size=4)
     with pytest.raises(ValueError, match=r"one budget.*list"):
         plain.shrink([16, 16])

@@ -247,3 +247,17 @@ def test_a_probe_without_a_mask_is_one_with_all_tokens() -> None:
         compress_by_probe(model, cache, 20, ids, mask, probe_ids=[3, 4])
         held.append([layer.positions for _, layer in cache.paged_layers])
     assert all(torch.equal(*pair) for pair in zip(*held, strict=True))
+
+
+@pytest.mark.parametrize("settings", [{}, {"bits": 4}, {"static": True}], ids=str)
+def test_after_a_reset_the_model_may_have_another_type(settings: dict[str, Any]) -> None:
+    model = models.build("llama", "paged_eviction")
+    cache = PagedEvictionCache(model.config, budget=16, block_size=4, policy="keydiff", **settings)
+    inputs = modes.batch("greedy", padded=True)
+    modes.run(model, cache, "greedy", *inputs)
+    model.to(torch.bfloat16)
+    cache.reset()
+    fresh = PagedEvictionCache(model.config, budget=16, block_size=4, policy="keydiff", **settings)
+    sequences = [modes.run(model, one, "greedy", *inputs) for one in (cache, fresh)]
+    assert torch.equal(*sequences)
+    assert cache.paged_layers[0][1].dtype == torch.bfloat16

@@ -1,13 +1,18 @@
 """Calibrations as files: damaged, changed, or made to look right, they are refused by name."""
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 import made_files
 from hf_paged_eviction.learned.calibration import load_calibration
+from hf_paged_eviction.naming.files import NamedFiles
+from hf_paged_eviction.naming.fitted import FittedFiles
+from hf_paged_eviction.naming.tensors import FileKind
 from hf_paged_eviction_eval import embedded
 
 
@@ -26,3 +31,13 @@ def test_files_of_before_are_refused(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "c.safetensors", metadata)
     with pytest.raises(ValueError, match=r"c\.safetensors"):
         load_calibration(tmp_path / "c.safetensors")
+
+
+def test_a_file_that_is_written_again_is_read_again(tmp_path: Path) -> None:
+    """Also where its time and size do not show it: two writes in the same tick of the clock, or a time set back."""
+    path = tmp_path / "numbers.safetensors"
+    files = FittedFiles(FileKind("numbers"), NamedFiles("No numbers", "x", "x"), lambda layers, header: layers[0]["at"])
+    for number in range(5):
+        files.save(path, {0: {"at": torch.tensor(number)}}, {}, {})
+        os.utime(path, ns=(0, 0))
+        assert int(files.load(path)) == number

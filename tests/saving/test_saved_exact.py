@@ -1,6 +1,8 @@
-"""A cache that was saved and loaded goes on exactly as one that was not, to the last bit."""
+"""A cache that was saved and loaded, or pickled, goes on exactly as one that was not, to the last bit."""
 
 import copy
+import io
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -212,3 +214,43 @@ def test_padded_contexts_keep_their_pads(tmp_path: Path) -> None:
         modes.generate(model, again, inputs["input_ids"], inputs["attention_mask"], 6)[:, 46:],
         modes.generate(model, modes.dynamic(model), full, modes.extend(mask, 6), 6)[:, 46:],
     )
+
+
+@pytest.mark.parametrize("heads", ["shared", "separate"])
+def test_one_of_many_rows(heads: str, tmp_path: Path) -> None:
+    """Rows are full at different columns, and the cache remembers those of the rows that were dropped, too."""
+    model = models.shared("llama")
+    ids, mask = models.left_pad(models.prompts([40, 33, 9, 21, 30, 17, 25, 5]))
+    cache = PagedEvictionCache(model.config, budget=24, block_size=4, heads=heads)
+    modes.forward(model, cache, ids, mask, 0, 10)
+    for at in range(10, 32):
+        modes.forward(model, cache, ids, mask, at, at + 1)
+    cache.batch_select_indices(torch.tensor([3]))
+    cache.save(tmp_path / "row.safetensors")
+    loaded = PagedEvictionCache.load(tmp_path / "row.safetensors", model.config)
+    tables = [one.layers[0].state.known.counters for one in (cache, loaded)]
+    assert tables[0] == tables[1]
+    for at in range(32, 40):
+        logits = [modes.forward(model, one, ids[3:4], mask[3:4], at, at + 1) for one in (cache, loaded)]
+        assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize("write", [pickle.dumps, torch.save], ids=["pickle", "torch"])
+def test_what_was_pickled_goes_on(write: Any) -> None:
+    """With tensors of its own."""
+    model = models.shared("llama")
+    ids, mask = models.left_pad(models.prompts([46, 30, 39]))
+    cache = PagedEvictionCache(model.config, budget=16, block_size=4, policy="recency")
+    modes.forward(model, cache, ids, mask, 0, 30)
+    file = io.BytesIO()
+    if write is torch.save:
+        torch.save(cache, file)
+        twin = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+    else:
+        twin = pickle.loads(pickle.dumps(cache))
+    assert not {layer.keys.data_ptr() for layer in twin.layers} & {layer.keys.data_ptr() for layer in cache.layers}
+    for at in range(30, 40):
+        logits = [modes.forward(model, one, ids, mask, at, at + 1) for one in (cache, twin)]
+        assert torch.equal(*logits), at
+    twin.release()
+    assert modes.forward(model, twin, ids, mask, 0, 30).isfinite().all()
