@@ -1,11 +1,14 @@
 """Published suites besides LongBench: their records, prompts and metrics."""
 
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hf_paged_eviction_eval.data import file_task
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.settings import TaskSettings
@@ -23,8 +26,9 @@ RULER = {
 }
 
 
-def settings(folder: Path, task: str, **how: Any) -> TaskSettings:
-    return TaskSettings(policies=("recency",), budgets=("64",), tasks=(task,), data_dir=str(folder), **how)
+def settings(folder: Path | None, task: str, **how: Any) -> TaskSettings:
+    folder_given = {} if folder is None else {"data_dir": str(folder)}
+    return TaskSettings(policies=("recency",), budgets=("64",), tasks=(task,), **folder_given, **how)
 
 
 def put(folder: Path, name: str, *records: Any) -> None:
@@ -105,3 +109,28 @@ def test_a_folder_with_a_part_of_a_group(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"1.*13.*ruler_data.*--tasks ruler_data_niah_multiquery$"):
         suites.expand(["ruler_data"], str(tmp_path))
     assert len(suites.expand(["ruler_data"], str(tmp_path / "absent"))) == 13
+
+
+def test_every_suite_on_the_hub_is_pinned() -> None:
+    hubs = {suite.hub for suite in PUBLISHED.values() if suite.hub is not None}
+    assert len(hubs) == 4
+    assert all(re.fullmatch(r"[0-9a-f]{40}", hub.revision) for hub in hubs)
+
+
+@pytest.mark.parametrize(("revision_given", "name"), [(None, "math500"), ("a1b2", "math500"), (None, "aime2025")])
+def test_the_commit_is_asked_for(
+    revision_given: str | None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requested: list[tuple[str, str]] = []
+
+    def download(repositories: Sequence[str], filename: str, revision: str) -> Path:
+        requested.append((filename, revision))
+        path = tmp_path / filename
+        path.write_text(json.dumps({"problem": "a", "question": "a", "answer": "1"}) + "\n", "utf-8")
+        return path
+
+    monkeypatch.setattr(file_task, "download", download)
+    hub = PUBLISHED[name].hub
+    assert hub is not None
+    assert len(PUBLISHED[name].samples(settings(None, name, dataset_revision=revision_given))) == len(hub.files)
+    assert requested == [(filename, revision_given or hub.revision) for filename in hub.files]
