@@ -86,13 +86,26 @@ def _right(group: DataFrame) -> str:
 
 def _note(facts: dict[str, Any], frame: DataFrame) -> str:
     prepared = frame[frame["cache"] == "prepared"]
-    one, known, four, twelve = (_asked(prepared, *question)["prompt"].nunique() for question in _QUESTIONS.values())
-    texts = prepared[prepared["use"] == "text"]["prompt"].nunique()
+    counts = {share: _counts(prepared[prepared["share"] == share]) for share in _SHARES}
+    one, known, four, twelve, texts = most = max(counts.values())
     bits = sorted({tuple(held) for held in prepared["bits"].dropna()})
     chosen = ", ".join(f"{k} bits" if k == v else f"keys in {k} bits and values in {v}" for k, v in bits)
+    fewer = {share: count for share, count in counts.items() if any(count) and count != most}
+    rest = "".join(
+        f" At {_SHARES[share]} there are {', '.join(map(str, count[:-1]))} and {count[-1]}."
+        for share, count in fewer.items()
+    )
+    missing = [title for share, title in _SHARES.items() if not any(counts[share])]
+    without = f" Not measured: {' and '.join(missing)} of the memory." if missing else ""
     return (
         f"{MODELS[facts['model']]} in {facts['dtype']}. Memory: of keys and values in 16 bits; the default stores "
         f"{chosen}. Right answers: of prompts of about 900 tokens that the full cache answers, {one} with one fact "
         f"(unknown), {known} (known), {four} with four keys, {twelve} questions about one of twelve passkeys. "
-        f"Nats: the 128 tokens behind {texts} texts of 896 tokens."
+        f"Nats: the 128 tokens behind {texts} texts of 896 tokens.{rest}{without}"
     )
+
+
+def _counts(prepared: DataFrame) -> tuple[int, ...]:
+    """Prompts of each column of right answers, and texts."""
+    asked = (_asked(prepared, *question)["prompt"].nunique() for question in _QUESTIONS.values())
+    return (*asked, prepared[prepared["use"] == "text"]["prompt"].nunique())
