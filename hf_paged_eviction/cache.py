@@ -239,7 +239,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of tokens seen (not held) per row, pads included. New tokens get positions from here on."""
-        seen: int = super().get_seq_length(layer_idx)
+        layer = self._parts[layer_idx] if layer_idx < len(self._parts) else None
+        # Not asked of the layer, because transformers asks twice per token.
+        ask = layer is None or self._plan.static
+        seen: int = super().get_seq_length(layer_idx) if ask else layer.state.seen  # type: ignore[union-attr]
         if self._turn_begins and seen and not torch.compiler.is_compiling():
             self._turn_begins = False
             return SeenTokens(seen)

@@ -122,7 +122,7 @@ class Forwards:
             ValueError: see `_check_brought_mask`, and `CheckedOptions.check_attention`. RuntimeError: see
                 `_check_own_mask`.
         """
-        seen = self._layers[0].get_seq_length()
+        seen = self._layers[0].state.seen + self._plan.uncounted
         if self.handed and seen == self._first == count - 1 and seen > 1 and not self._told_of_rereading:
             self._warn_of_rereading(count)
         if self.begun_at == seen != self._asked_at:
