@@ -90,10 +90,11 @@ def _note(facts: dict[str, Any], frame: DataFrame) -> str:
     one, known, four, twelve, texts = most = max(counts.values())
     bits = sorted({tuple(held) for held in prepared["bits"].dropna()})
     chosen = ", ".join(f"{k} bits" if k == v else f"keys in {k} bits and values in {v}" for k, v in bits)
-    fewer = {share: count for share, count in counts.items() if any(count) and count != most}
+    fewer = {count: [_SHARES[share] for share in counts if counts[share] == count] for count in counts.values()}
     rest = "".join(
-        f" At {_SHARES[share]} there are {', '.join(map(str, count[:-1]))} and {count[-1]}."
-        for share, count in fewer.items()
+        f" At {' and '.join(titles)} of the memory: {', '.join(map(str, count[:-1]))} and {count[-1]}."
+        for count, titles in fewer.items()
+        if any(count) and count != most
     )
     missing = [title for share, title in _SHARES.items() if not any(counts[share])]
     without = f" Not measured: {' and '.join(missing)} of the memory." if missing else ""
