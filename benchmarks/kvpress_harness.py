@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_paged_eviction import prepare
 from hf_paged_eviction.learned.exchange import export_shares
 
-NEW_TOKENS, KEPT = 24, (1 / 4, 1 / 8)
+ANSWER, NEW_TOKENS, KEPT = "The passkey of the", 20, (1 / 4, 1 / 8)
 ROWS = RESULTS / "kvpress_harness.jsonl"
 OURS = "lukv with our budgets, "
 
@@ -42,7 +42,7 @@ def passkeys(tokenizer: Any, count: int) -> pd.DataFrame:
         if found is None:
             raise SystemExit(f"There are {index} contexts, not {count}.")
         rows += [{"context": found[0], "question": question, "answer": [answer]} for question, _, answer in found[1]]
-    return pd.DataFrame(rows).assign(answer_prefix="", task="niah_twelve", max_new_tokens=NEW_TOKENS)
+    return pd.DataFrame(rows).assign(answer_prefix=ANSWER, task="niah_twelve", max_new_tokens=NEW_TOKENS)
 
 
 def harness(folder: Path) -> Any:
