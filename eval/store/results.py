@@ -21,7 +21,9 @@ from contextlib import contextmanager, suppress
 from math import isfinite
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import getnode, uuid4
+
+import psutil
 
 from ..errors import UserError
 
@@ -93,6 +95,7 @@ class ResultFolder:
         self._file, self._synced = path / ROWS.replace("*", self.id), 0.0
         self._counted: dict[Path, tuple[int, int]] = {}
         make_folder(path / "settings")
+        delete_halves(path)
         for pattern in (ROWS, RUNS) if again else ():
             for file in path.glob(pattern):
                 file.unlink(missing_ok=True)
@@ -271,6 +274,14 @@ def make_folder(path: Path) -> None:
         raise UserError(f"cannot write to {path}: {error.strerror}; choose another --output") from error
 
 
+def delete_halves(path: Path) -> None:
+    """Delete the files in a folder that killed processes of this machine were writing."""
+    for half in path.rglob(f".*.{getnode():x}-*.partial"):
+        if not psutil.pid_exists(int(half.name.split("-")[-1].split(".")[0])):
+            with suppress(OSError):
+                half.unlink(missing_ok=True)
+
+
 def cannot_write(path: Path, error: OSError) -> UserError:
     """The error for a file that cannot be written."""
     return UserError(
@@ -288,7 +299,7 @@ def write_whole(path: Path, content: bytes) -> None:
     with suppress(OSError):
         if path.read_bytes() == content:
             return
-    partial = path.with_name(f".{path.name}.{uuid4().hex}.partial")
+    partial = path.with_name(f".{path.name}.{uuid4().hex}.{getnode():x}-{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
             file.write(content)

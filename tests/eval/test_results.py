@@ -1,7 +1,11 @@
 """A folder of results: rows of many processes and settings, whatever ended them."""
 
 import json
+import os
 import resource
+import subprocess
+import sys
+import uuid
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -14,6 +18,7 @@ from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.store.results import (
     ResultFolder,
     Row,
+    delete_halves,
     encode_row,
     read_folder,
     settings_differences,
@@ -186,6 +191,18 @@ def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--output"):
         written(tmp_path / "file" / "below")
+
+
+def test_what_a_killed_process_was_writing_is_deleted(tmp_path: Path) -> None:
+    """Of this machine alone, and only once the process is gone."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    names = [f".run.json.a1.{uuid.getnode():x}-{pid}.partial" for pid in (gone.pid, os.getpid())]
+    names.append(f".run.json.a1.{uuid.getnode() + 1:x}-{gone.pid}.partial")
+    for name in names:
+        (tmp_path / name).write_text("{")
+    delete_halves(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {*names[1:]}
 
 
 def test_a_full_disk_loses_no_row_and_keeps_no_half(tmp_path: Path) -> None:
