@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hf_paged_eviction.serving.failures import alone
+from hf_paged_eviction.serving.live_request import alone
 
 
 class Reading(NamedTuple):

@@ -15,9 +15,8 @@ from .attention import hand_over
 from .coded_pages import CodedPages
 from .contexts import ServedContext
 from .contract import ALLOCATOR, check_attributes
-from .failures import log_failure
 from .layout import Layout, Shares
-from .live_request import LiveRequest
+from .live_request import LiveRequest, log_failure
 from .options import ServingOptions
 from .prefixes import Prefixes
 from .request_table import RequestTable

@@ -1,36 +1,12 @@
 """Failures that belong to one request, and end no other."""
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchProcessor, OutputRouter
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestState, RequestStatus
 
-from .live_request import LiveRequest
-
-_LOGGER = logging.getLogger(__name__)
-
-
-def log_failure(request_id: str, doing: str, error: Exception) -> RuntimeError:
-    """Log why a request failed. Returns an error whose text can be shown."""
-    _LOGGER.error("Request %s failed while it was %s; the others go on.", request_id, doing, exc_info=error)
-    try:
-        reason = str(error) or type(error).__name__
-    except Exception:  # of a class of somebody else's
-        reason = type(error).__name__
-    return RuntimeError(reason)
-
-
-@contextmanager
-def alone(request: LiveRequest, doing: str) -> Iterator[None]:
-    """Context manager: an error is noted as that of the request, which ends after the forward, and not raised."""
-    try:
-        yield
-    except Exception as error:
-        if request.error is None:
-            request.error = log_failure(request.id, doing, error)
+from .live_request import log_failure
 
 
 def update_each(processor: ContinuousBatchProcessor) -> None:

@@ -1,9 +1,14 @@
 """A live request."""
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..table.spans import Spans
 from .layout import Layout, Shares
+
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass
@@ -43,3 +48,23 @@ class LiveRequest:
     def evicted(self) -> int:
         """Number of tokens evicted per layer."""
         return max(self.seen - self.capacity, 0)
+
+
+def log_failure(request_id: str, doing: str, error: Exception) -> RuntimeError:
+    """Log why a request failed. Returns an error whose text can be shown."""
+    _LOGGER.error("Request %s failed while it was %s; the others go on.", request_id, doing, exc_info=error)
+    try:
+        reason = str(error) or type(error).__name__
+    except Exception:  # of a class of somebody else's
+        reason = type(error).__name__
+    return RuntimeError(reason)
+
+
+@contextmanager
+def alone(request: LiveRequest, doing: str) -> Iterator[None]:
+    """Context manager: an error is noted as that of the request, which ends after the forward, and not raised."""
+    try:
+        yield
+    except Exception as error:
+        if request.error is None:
+            request.error = log_failure(request.id, doing, error)

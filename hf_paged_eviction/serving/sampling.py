@@ -9,7 +9,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 from transformers.generation.continuous_batching.requests import FutureRequestState
 
 from .contexts import ServedContext
-from .failures import log_failure
+from .live_request import log_failure
 
 
 @runtime_checkable

@@ -6,7 +6,8 @@ from transformers.generation.continuous_batching.requests import FutureRequestSt
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler, Scheduler
 
 from .allocator import BoundedAllocator, Start
-from .failures import IsolatedRouter, log_failure
+from .failures import IsolatedRouter
+from .live_request import log_failure
 from .sampling import reads_prompt
 
 _Batch = tuple[list[FutureRequestState] | None, bool, int, int]

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from ..queries.observer import Queries
 from ..queries.observers import Watched
-from .failures import alone
 from .layout import Layout
-from .live_request import LiveRequest
+from .live_request import LiveRequest, alone
 from .pages import Kept, Tokens
 from .request_table import RequestTable
 

@@ -10,8 +10,8 @@ from ..attention.weights import Logits
 from ..masks.visible import visible
 from ..queries.observer import Queries
 from .attention import compare
-from .failures import alone
 from .layout import Layout
+from .live_request import alone
 from .pages import Kept
 from .request_table import RequestTable
 from .step import Entry, Step
