@@ -275,8 +275,9 @@ def make_folder(path: Path) -> None:
 
 
 def delete_halves(path: Path) -> None:
-    """Delete the files in a folder that killed processes of this machine were writing."""
-    for half in path.rglob(f".*.{getnode():x}-*.partial"):
+    """Delete the files of results in a folder that killed processes of this machine were writing."""
+    name = f".*.{getnode():x}-*.partial"
+    for half in (*path.glob(name), *path.glob(f"settings/{name}")):
         if not psutil.pid_exists(int(half.name.split("-")[-1].split(".")[0])):
             with suppress(OSError):
                 half.unlink(missing_ok=True)
