@@ -240,9 +240,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of tokens seen (not held) per row, pads included. New tokens get positions from here on."""
         layer = self._parts[layer_idx] if layer_idx < len(self._parts) else None
-        # Not asked of the layer, because transformers asks twice per token.
-        ask = layer is None or self._plan.static
-        seen: int = super().get_seq_length(layer_idx) if ask else layer.state.seen  # type: ignore[union-attr]
+        if layer is None or self._plan.static:
+            seen: int = super().get_seq_length(layer_idx)
+        else:  # read here, because transformers asks twice per token
+            seen = layer.state.seen
         if self._turn_begins and seen and not torch.compiler.is_compiling():
             self._turn_begins = False
             return SeenTokens(seen)
@@ -417,10 +418,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         held = [crop_pending(layer.state, count) for layer in paged]
         self._forwards.commit()
         for layer, held_count in zip(paged, held, strict=True):
-            if layer.state.table is not None and not layer.state.seen:
-                layer.reset()
-            else:
-                crop_held(layer.state, held_count)
+            crop_held(layer.state, held_count)
         if count:
             self._padding.crop(self.get_seq_length())
             self._states.taken_back()

@@ -233,9 +233,8 @@ class LayerState:
         self.seen += 1
         if recorder is not None and self.ring is not None:
             recorder.prepare(table, 1, None)
-            held = (
-                table.held if table.counters.may_fill_block or not store.rounds else 0
-            )  # reading would decode all tokens
+            reads = table.counters.may_fill_block or not store.rounds  # where tokens are rounded, all are decoded
+            held = table.held if reads else 0
             recorder.observe_step(table, self.ring.take(table.seen, store.shown(held)[0]))
         if store.rounds:
             store.wrote()

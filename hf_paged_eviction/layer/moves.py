@@ -42,11 +42,14 @@ def crop_pending(state: LayerState, count: int) -> int:
 
 @without_autocast
 def crop_held(state: LayerState, count: int) -> None:
-    """Take back the newest `count` held tokens, of which some remain; none are pending.
+    """Take back the newest `count` held tokens; none are pending. The layer begins anew if it has seen no others.
 
     Raises:
         ValueError: see `check_crop`.
     """
+    if state.table is not None and not state.seen:
+        state.clear()
+        return
     if not count:
         return
     pads = _pads_without(state, count)

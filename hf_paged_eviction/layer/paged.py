@@ -357,10 +357,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         check_crop(self.state, count)
         held = crop_pending(self.state, count)
         self.commit()
-        if self.state.table is not None and not self.state.seen:
-            self.reset()
-        else:
-            crop_held(self.state, held)
+        crop_held(self.state, held)
 
     # ---- rows -----------------------------------------------------------------------------------------------------
 

@@ -67,10 +67,10 @@ class Dense:
 
     def at(self, columns: States, slots: Tensor) -> States:
         """What stands in the slots `[rows, 1 or sets, n]`: `[rows, sets, n, ...]`."""
-        index = self.index(slots, columns)
-        if slots.shape[:2] == (1, 1):
-            return {name: column.index_select(2, index[name]) for name, column in columns.items()}
-        return {name: column.gather(2, index[name]) for name, column in columns.items()}
+        return {
+            name: columns[name].index_select(2, index) if index.ndim == 1 else columns[name].gather(2, index)
+            for name, index in self.index(slots, columns).items()
+        }
 
     def write(self, column: Tensor, index: Tensor, states: Tensor) -> None:
         """Write states `[rows, sets, n, ...]` there."""

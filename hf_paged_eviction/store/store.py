@@ -79,9 +79,7 @@ class Store:
         """
         if not self.columns.tensors:
             raise RuntimeError("The cache is empty: run a forward first.")
-        columns = dict(self.columns.tensors)
-        columns.pop("rerotated", None)
-        return tuple(columns.values())
+        return tuple(column for name, column in self.columns.tensors.items() if name != "rerotated")
 
     @property
     def exact(self) -> Exact:
