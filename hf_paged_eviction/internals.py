@@ -29,6 +29,7 @@ from .integration.heads import LocalHeads
 from .integration.kept_state import forget_last_text
 from .integration.models import is_latent_attention, paged_layers, why_not_ours  # which attention a model may take
 from .integration.rotary import Rotary
+from .integration.shapes import prompt_bytes  # of a share of memory
 from .integration.weights import without_parallel  # verify takes wrapped models, as prepare does
 from .integration.window import trained_window  # a note where prompts are longer
 from .layer.paged import PagedLayer  # what a layer holds; replaying one prefill into many caches
@@ -41,8 +42,6 @@ from .naming.of_files import quoted, take_out  # as file_digest, of the files in
 from .naming.tensors import FileKind
 from .options.checked import first_tokens
 from .options.defaults import AUTO, NO_PROFILE, UNKNOWN_WEIGHTS, Default  # tables say what a default came to
-from .parts import map_tensors, persistent
-from .planning.shapes import prompt_bytes  # of a share of memory
 from .policies import QueryCount
 from .policies.base import Statistics  # what a policy makes of it
 from .policies.checks import check_between, check_flag
@@ -51,6 +50,9 @@ from .policies.registry import POLICIES  # as ALLOCATORS
 from .policies.scorer import Scorer
 from .precision.base import Codecs, Precision
 from .precision.codec import BITS, LEVELS, Codec, Codes, check_bits
+from .preparing.fit.calibration import DISTANCE, HELD_OUT, Window, split, text_facts, using, watched
+from .preparing.fit.correlation import spearman
+from .preparing.fit.future import overheard, watch
 from .preparing.passages import documentation  # what is read to fit something
 from .queries.arguments import HARMLESS  # arguments that may be left out
 from .queries.attention import (  # the attention implementation that shows queries
@@ -61,11 +63,7 @@ from .queries.attention import (  # the attention implementation that shows quer
 from .queries.hook import HookedCache, QueryHook  # queries of a model with a plain cache
 from .queries.observer import Observe, Queries, fold  # queries of one prefill for many caches
 from .ranking import DROP, KEEP, best_within, rank_keys
-from .recipes.fit.calibration import DISTANCE, HELD_OUT, Window, split, text_facts, using, watched
-from .recipes.fit.correlation import spearman
-from .recipes.fit.future import overheard, watch
-from .recipes.procedures.probe import REPEAT, check_probed, feed_probe, probe_context, repeated  # kvzip within a batch
-from .saved import SavedState, StateDict
+from .recipes.probe import REPEAT, check_probed, feed_probe, probe_context, repeated  # kvzip within a batch
 from .serving.layout import Layout, Shares
 from .serving.live_request import LiveRequest
 from .serving.pages import ALL, Pages
@@ -82,6 +80,8 @@ from .table.spans import (
     read_spans,
 )
 from .table.table import BlockTable
+from .tensors.parts import map_tensors, persistent
+from .tensors.saved import SavedState, StateDict
 
 __all__ = [
     "ALL",

@@ -21,9 +21,9 @@ from .policies import (
 )
 from .preparing.prepare import prepare
 from .preparing.profile import Profile
-from .recipes.procedures.encoder_decoder import paged_encoder_decoder_cache
-from .recipes.procedures.probe import compress_by_probe
-from .recipes.procedures.questions import ask
+from .recipes.encoder_decoder import paged_encoder_decoder_cache
+from .recipes.probe import compress_by_probe
+from .recipes.questions import ask
 from .recipes.verify import Verification, verify
 
 __all__ = [

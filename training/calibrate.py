@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_paged_eviction.learned.calibration import save_calibration
-from hf_paged_eviction.recipes.fit.calibration import Fitted, Window, fit
+from hf_paged_eviction.preparing.fit.calibration import Fitted, Window, fit
 from hf_paged_eviction_eval.embedded import calibration_path, path
 
 from .corpus import Corpus

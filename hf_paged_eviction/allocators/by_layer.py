@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ..integration.heads import LocalHeads
 from ..queries.observer import Queries, fold
-from ..saved import LONGEST, SavedState, StateDict
 from ..table.budget import BlockBudget
+from ..tensors.saved import LONGEST, SavedState, StateDict
 from .base import FixedAllocator, LayerAllocator
 from .share import share_out
 from .split import BudgetSplit, LayerBudget

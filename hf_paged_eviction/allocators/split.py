@@ -8,9 +8,9 @@ from torch import Tensor
 
 from ..integration.heads import LocalHeads
 from ..queries.observer import Queries
-from ..saved import LONGEST, SavedState, StateDict
 from ..table.budget import BlockBudget
 from ..table.spans import Spans
+from ..tensors.saved import LONGEST, SavedState, StateDict
 
 
 class BudgetSplit:

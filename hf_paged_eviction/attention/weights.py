@@ -8,7 +8,7 @@ from torch import Tensor
 from ..integration.heads import WHOLE, LocalHeads
 from ..integration.rotary import Rotary
 from ..masks.visible import visible
-from ..saved import SavedState
+from ..tensors.saved import SavedState
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from ..naming import Named
 from ..policies import EvictionPolicy
 from ..policies.needs import Heads
 from ..queries.observer import Queries
-from ..saved import SavedState, StateDict
 from ..store.arriving import StateKind
 from ..store.store import Store
 from ..table.budget import BlockBudget
 from ..table.table import BlockTable
+from ..tensors.saved import SavedState, StateDict
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,8 @@
 import inspect
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..masks.padding import Padding
 from .cache_argument import cache_kwargs
 from .kept_state import forget_last_text
 
@@ -37,33 +35,3 @@ def feed(
     forget_last_text(model)
     logits: Tensor = model(input_ids=ids, attention_mask=mask, use_cache=True, **kwargs).logits
     return logits
-
-
-def follow_up(
-    input_ids: Tensor, attention_mask: Tensor | None, seen: int, rows: int | None, padding: Padding
-) -> dict[str, Tensor]:
-    """See `PagedEvictionCache.follow_up`, which has handled the columns of the past.
-
-    Args:
-        attention_mask: `[rows, new]`.
-        seen: number of tokens that the cache has seen per row.
-        rows: number of rows of the cache; None before the first forward.
-        padding: which of those tokens were pads.
-    """
-    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.to(input_ids)
-    if input_ids.ndim != 2 or not input_ids.shape[1] or mask.shape != input_ids.shape:
-        raise ValueError(
-            f"input_ids must be [rows, new] with at least one token, and attention_mask the same; got "
-            f"{list(input_ids.shape)} and {list(mask.shape)}."
-        )
-    if rows is not None and len(input_ids) != rows:
-        raise ValueError(
-            f"input_ids has {len(input_ids)} rows and the cache {rows}: cache.batch_repeat_interleave(n) makes n of "
-            "each."
-        )
-    real = padding.columns(0, seen, len(input_ids), input_ids.device)
-    before = mask.new_ones(len(mask), seen) if real is None else real.to(mask.dtype)
-    return {
-        "input_ids": torch.cat([input_ids[:, :1].expand(-1, seen), input_ids], dim=1),
-        "attention_mask": torch.cat([before, mask], dim=1),
-    }

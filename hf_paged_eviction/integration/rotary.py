@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..graphs import static
+from ..tensors.graphs import static
 
 
 class Rotary:

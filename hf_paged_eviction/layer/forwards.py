@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from ..autocast import without_autocast
 from ..integration.models import named
 from ..integration.window import Window
 from ..masks.channel import MaskOffset
@@ -18,6 +17,7 @@ from ..options.checked import CheckedOptions
 from ..queries.attention import PAGED_EVICTION, ModelAttention
 from ..queries.handover import unattended
 from ..static.checks import check_static_attention
+from ..tensors.autocast import without_autocast
 from .moves import remove_hidden
 from .paged import PagedLayer
 from .plan import Plan

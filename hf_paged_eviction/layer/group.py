@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..graphs import static_zeros
-from ..parts import split_rows
 from ..static.slots import NextSlots
 from ..table.state import Counters, TableState, join
 from ..table.table import BlockTable, ScoreSlots
 from ..table.victims import choose
+from ..tensors.graphs import static_zeros
+from ..tensors.parts import split_rows
 from .block_fill import BlockFill, SlotsOfTokens
 from .layer_state import LayerState
 from .scores import ask, in_slots

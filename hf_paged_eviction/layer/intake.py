@@ -9,13 +9,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..graphs import outside_graphs
 from ..queries.observer import Queries
 from ..queries.recorder import QueryRecorder
 from ..static.ring import QueryRing
 from ..store.pending import Pending
 from ..store.store import Arrived, no_mask
 from ..table.table import BlockTable
+from ..tensors.graphs import outside_graphs
 from . import overflow
 from .gradients import refuse_gradients
 from .layer_state import LayerState, Shown

@@ -10,7 +10,6 @@ from ..disposals import EvictionAction, Held
 from ..masks.padding import Padding
 from ..policies.scorer import Scorer
 from ..queries.recorder import QueryRecorder
-from ..saved import SavedState, StateDict
 from ..static.ring import QueryRing
 from ..static.slots import NextSlots
 from ..store.arriving import Arrivals, StateKind
@@ -20,6 +19,7 @@ from ..store.tensors import with_new
 from ..table import moves, saved_table
 from ..table.budget import BlockBudget
 from ..table.table import BlockTable
+from ..tensors.saved import SavedState, StateDict
 from .block_fill import BlockFill
 from .exposed import ExposedStates
 from .memory_plan import MemoryPlan

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..autocast import without_autocast
 from ..masks.padding import Hidden
 from ..table.moves import empty_out
 from ..table.rollback import order_without
+from ..tensors.autocast import without_autocast
 from .layer_state import LayerState
 from .overflow import with_lowest
 from .scores import encode

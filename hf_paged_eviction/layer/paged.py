@@ -10,14 +10,12 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ..allocators.split import LayerBudget
 from ..attention.parts import Part, Read
-from ..autocast import autocast_on, outside_autocast, without_autocast
 from ..disposals import AttentionCall, Disposal, Drop, Site
 from ..policies.needs import Heads
 from ..policies.scorer import Scorer
 from ..precision.few_bits import FewBits
 from ..queries.observer import Observer, Queries
 from ..queries.recorder import QueryRecorder
-from ..saved import SavedState, StateDict
 from ..static.checks import refusal
 from ..store.coders import Plain
 from ..store.store import Store
@@ -26,6 +24,8 @@ from ..table.rollback import columns_to_remove
 from ..table.shifts import held_shifts
 from ..table.table import BlockTable
 from ..table.victims import block_scores, blocks
+from ..tensors.autocast import autocast_on, outside_autocast, without_autocast
+from ..tensors.saved import SavedState, StateDict
 from .intake import admit, attended, commit, filled, receive
 from .layer_state import LayerState
 from .moves import check_crop, crop_held, crop_pending

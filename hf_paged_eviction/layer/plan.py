@@ -13,9 +13,9 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-from ..autocast import without_autocast
-from ..graphs import static_zeros
 from ..masks.padding import Padding
+from ..tensors.autocast import without_autocast
+from ..tensors.graphs import static_zeros
 from .group import Around, Group
 from .intake import commit, offer
 from .layer_state import LayerState

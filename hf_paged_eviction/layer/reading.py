@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from ..autocast import without_autocast
 from ..store.columns import gather_slots
 from ..store.tensors import with_new
 from ..table.table import BlockTable
+from ..tensors.autocast import without_autocast
 from .layer_state import LayerState
 
 

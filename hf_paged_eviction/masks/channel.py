@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
-from ..graphs import outside_graphs
+from ..tensors.graphs import outside_graphs
 
 #: Takes the 2-D mask of the coming forward (or None), the number of rows, and the configuration of the model (or None);
 #: returns the mask to build from, and whether the attention that follows needs none.

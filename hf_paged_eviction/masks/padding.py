@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..parts import persistent
-from ..saved import LONGEST, SavedState, StateDict
+from ..tensors.parts import persistent
+from ..tensors.saved import LONGEST, SavedState, StateDict
 
 #: What is known of a column of a row, uint8. Each state includes those below it; 0 = it came as a pad.
 _CAME, _COUNTS, _VISIBLE = 1, 2, 3  # it was a real token when it came; it has a position; no mask has hidden it

@@ -13,13 +13,13 @@ from torch.nn import Module
 from transformers import PretrainedConfig
 
 from ..cache import PagedEvictionCache
+from ..integration.shapes import Shapes
 from ..layer.paged import PagedLayer
 from ..learned.calibration import load_calibration
 from ..learned.calibration.lookup import chosen_use, find_calibration
 from ..learned.measured import Bits, Measured, Use
 from ..naming.sizes import parse_bytes, readable_bytes
 from .losses import Loss, loss_at
-from .shapes import Shapes
 
 #: Precisions that are planned, the model's own first.
 _BITS: tuple[Bits, ...] = (None, 8, 4, (4, 2), (3, 2))

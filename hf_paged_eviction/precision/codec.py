@@ -17,9 +17,9 @@ from random import Random
 import torch
 from torch import Tensor
 
-from ..graphs import static
 from ..integration.rotary import Rotary
 from ..store.exact import RowStatistics
+from ..tensors.graphs import static
 
 #: Values of `bits=`, besides None.
 BITS = (2, 3, 4, 8)

@@ -21,11 +21,11 @@ from ..learned.calibration.lookup import HOME, find_calibration, use_profile
 from ..learned.measured import Use
 from ..options.cache_options import BLOCK_SIZE, SMALL_BLOCK_SIZE
 from ..queries.attention import PAGED_EVICTION
-from ..recipes.fit.calibration import Window, fit
 from ..version import __version__
 from .arguments import check_arguments, check_model, chosen_effort
 from .difference import NoDifferenceError
 from .effort import QUICK, Effort
+from .fit.calibration import Window, fit
 from .passages import Passage, documentation, one_row, passages
 from .profile import Profile
 from .progress import Progress

@@ -19,9 +19,9 @@ from transformers.masking_utils import AttentionMaskInterface
 from ..attention.in_place import Reader, carried
 from ..attention.parts import Part, Read, join, read
 from ..attention.weights import Logits
-from ..autocast import autocast_on, without_autocast
-from ..graphs import leave_graphs
 from ..masks.of_attention import additive, as_bias, biased, is_causal, marked_mask, mask_of_call, per_query_head
+from ..tensors.autocast import autocast_on, without_autocast
+from ..tensors.graphs import leave_graphs
 from .arguments import check_understood
 from .handover import forget_handover, from_outside, receive
 from .observer import Queries

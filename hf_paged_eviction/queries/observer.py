@@ -14,12 +14,12 @@ from torch import Tensor
 from ..attention.weights import Attention, Logits
 from ..integration.heads import WHOLE, LocalHeads
 from ..integration.rotary import Rotary
-from ..parts import map_tensors
 from ..policies import EvictionPolicy, QueryCount, Statistics
-from ..saved import LONGEST, SavedState, StateDict
 from ..store.arriving import StateKind
 from ..store.columns import Columns, gather_slots
 from ..store.tensors import byte_count
+from ..tensors.parts import map_tensors
+from ..tensors.saved import LONGEST, SavedState, StateDict
 
 #: Largest size of attention weights, or queries, in memory, in bytes; long prompts are observed in pieces.
 _PIECE = 64 * 2**20

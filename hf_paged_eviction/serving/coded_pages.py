@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from ..attention.weights import Logits
-from ..parts import map_tensors
 from ..precision import fused
 from ..precision.codec import LEVELS, Codec
 from ..precision.few_bits import FewBits
 from ..precision.in_codes import InCodes
 from ..store.columns import Columns, gather_slots
 from ..store.exact import Exact, Newest
+from ..tensors.parts import map_tensors
 from .pages import Kept, Tokens, grown
 from .records import NAMES, WORD, RecordLayout
 from .stock_pages import StockPages

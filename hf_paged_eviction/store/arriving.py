@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..autocast import autocast_on
+from ..tensors.autocast import autocast_on
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..graphs import static
-from ..parts import map_tensors, tensors_of
-from ..saved import SavedState, StateDict
+from ..tensors.graphs import static
+from ..tensors.parts import map_tensors, tensors_of
+from ..tensors.saved import SavedState, StateDict
 from .segments import Segments, States
 from .tensors import byte_count
 

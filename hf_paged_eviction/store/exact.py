@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..parts import map_tensors, tensors_of
-from ..saved import LONGEST, SavedState
+from ..tensors.parts import map_tensors, tensors_of
+from ..tensors.saved import LONGEST, SavedState
 from .columns import gather_slots, slot_index
 
 #: Slot of an empty place.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..parts import map_tensors
+from ..tensors.parts import map_tensors
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..attention.in_place import carry
-from ..parts import map_tensors, split_rows, tensors_of
-from ..saved import SavedState, StateDict
+from ..tensors.parts import map_tensors, split_rows, tensors_of
+from ..tensors.saved import SavedState, StateDict
 from .arriving import StateKind
 from .coders import Coder, KeysValues, Plain, Visible
 from .columns import Columns, gather_slots, slot_index

@@ -2,7 +2,7 @@
 
 import torch
 
-from ..saved import LONGEST, SavedState, StateDict
+from ..tensors.saved import LONGEST, SavedState, StateDict
 from .shifts import held_shifts
 from .state import Choice, Counters, Phase, Tokens
 from .table import BlockTable

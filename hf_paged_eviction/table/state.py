@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..parts import map_tensors, persistent, split_rows
+from ..tensors.parts import map_tensors, persistent, split_rows
 
 
 @dataclass(frozen=True)

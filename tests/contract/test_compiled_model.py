@@ -9,8 +9,8 @@ from torch._dynamo.utils import counters
 from transformers import DynamicCache
 
 import models
-from hf_paged_eviction.graphs import warn_of_leaving
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.tensors.graphs import warn_of_leaving
 
 #: Attention, lengths of the prompts, options; each compiles dozens of frames, for seconds.
 WAYS: dict[str, tuple[str, list[int], dict[str, Any]]] = {

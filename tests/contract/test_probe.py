@@ -11,7 +11,7 @@ import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.layer.scores import in_slots
-from hf_paged_eviction.recipes.procedures.probe import compress_by_probe
+from hf_paged_eviction.recipes.probe import compress_by_probe
 from reference import Recorder, assert_exact
 
 pytestmark = pytest.mark.contract

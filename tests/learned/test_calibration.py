@@ -21,9 +21,9 @@ from hf_paged_eviction.learned.calibration.features import SCALARS, Means, featu
 from hf_paged_eviction.learned.calibration.monotone import bend, fit_curve
 from hf_paged_eviction.learned.moments import Moments
 from hf_paged_eviction.policies.fitted.self_calibrated import SelfCalibrated
-from hf_paged_eviction.recipes.fit.calibration import Fitted, Window, fit, split
-from hf_paged_eviction.recipes.fit.correlation import pearson, spearman
-from hf_paged_eviction.recipes.fit.future import Seen, watch
+from hf_paged_eviction.preparing.fit.calibration import Fitted, Window, fit, split
+from hf_paged_eviction.preparing.fit.correlation import pearson, spearman
+from hf_paged_eviction.preparing.fit.future import Seen, watch
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.tasks import make_samples
 from training import corpus

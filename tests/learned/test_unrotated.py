@@ -21,9 +21,9 @@ from hf_paged_eviction.learned.calibration import Calibration, load_calibration,
 from hf_paged_eviction.learned.calibration.calibration import fingerprint
 from hf_paged_eviction.learned.calibration.features import unit
 from hf_paged_eviction.policies.attention.window_attention import WindowAttention
-from hf_paged_eviction.recipes.fit import calibration as fitting
-from hf_paged_eviction.recipes.fit.calibration import Window, fit
-from hf_paged_eviction.recipes.fit.future import watch
+from hf_paged_eviction.preparing.fit import calibration as fitting
+from hf_paged_eviction.preparing.fit.calibration import Window, fit
+from hf_paged_eviction.preparing.fit.future import watch
 
 HEADS, WIDTH, COLUMNS, STEPS = 2, 8, 60, 9
 LENGTHS = [57, 34]

@@ -30,7 +30,7 @@ from hf_paged_eviction.policies.attention.compactor import Compactor
 from hf_paged_eviction.policies.attention.snapkv import SnapKV
 from hf_paged_eviction.policies.attention.window_attention import over_group
 from hf_paged_eviction.policies.modifiers.vase import Vase
-from hf_paged_eviction.recipes.procedures.probe import compress_by_probe
+from hf_paged_eviction.recipes.probe import compress_by_probe
 from hf_paged_eviction_eval import embedded
 
 PEERS = Path(__file__).parents[1] / "data" / "peers"

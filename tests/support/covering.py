@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 #: Rooms where tests/fuzz draws every option with every other, and compares with a slow cache.
-DRAWN = ("allocators", "cache", "contract", "disposals", "layer", "policies", "precision", "saving", "store")
+DRAWN = ("allocators", "cache", "contract", "disposals", "layer", "policies", "precision", "store")
 Values = tuple[tuple[str, tuple[int, ...]], ...]
 
 

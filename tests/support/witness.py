@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hf_paged_eviction import Disposal
 from hf_paged_eviction.disposals import EvictionAction, Held, Site
-from hf_paged_eviction.parts import map_tensors
+from hf_paged_eviction.tensors.parts import map_tensors
 
 MOST = 256  # positions that a test may use
 

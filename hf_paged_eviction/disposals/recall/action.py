@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from ...attention.parts import Part
-from ...parts import map_tensors
 from ...ranking import KEEP
-from ...saved import LONGEST, SavedState, StateDict
 from ...store.arriving import StateKind
 from ...table.budget import BlockBudget
 from ...table.table import BlockTable
+from ...tensors.parts import map_tensors
+from ...tensors.saved import LONGEST, SavedState, StateDict
 from ..base import AttentionCall, EvictionAction, Held, Site
 from .archive import ROUND, Archive
 from .blocks import best_blocks, protected_blocks, rank_whole_blocks, scores_in_slots

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from ...saved import LONGEST, SavedState
 from ...table import victims
 from ...table.table import BlockTable
+from ...tensors.saved import LONGEST, SavedState
 
 
 def load_stored(saved: SavedState, table: BlockTable, blocks: int) -> Tensor:

@@ -5,8 +5,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ...parts import persistent
 from ...store.tensors import byte_count
+from ...tensors.parts import persistent
 
 Kind = Literal["box", "vector"]
 

@@ -17,7 +17,7 @@ import modes
 from closeness import assert_close
 from hf_paged_eviction import make_disposal
 from hf_paged_eviction.internals import SavedState, StateKind
-from hf_paged_eviction.saved import take_apart
+from hf_paged_eviction.tensors.saved import take_apart
 from hf_paged_eviction_lab.demote import Demote
 
 OURS = "paged_eviction"

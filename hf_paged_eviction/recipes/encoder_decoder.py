@@ -4,8 +4,8 @@ from typing import Any
 
 from transformers import DynamicCache, EncoderDecoderCache
 
-from ...cache import PagedEvictionCache
-from ...options.checked import check_config
+from ..cache import PagedEvictionCache
+from ..options.checked import check_config
 
 
 def paged_encoder_decoder_cache(config: Any, **settings: Any) -> EncoderDecoderCache:

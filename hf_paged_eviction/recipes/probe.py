@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...autocast import without_autocast
-from ...cache import PagedEvictionCache
-from ...integration.feeding import feed
-from ...layer.paged import PagedLayer
-from ...policies import EvictionPolicy
+from ..cache import PagedEvictionCache
+from ..integration.feeding import feed
+from ..layer.paged import PagedLayer
+from ..policies import EvictionPolicy
+from ..tensors.autocast import without_autocast
 
 #: The instruction of KVzip.
 REPEAT = "\n\nRepeat the previous context exactly."

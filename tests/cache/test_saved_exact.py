@@ -13,8 +13,8 @@ from torch import Tensor
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache, available_policies
+from hf_paged_eviction.cache.context import layer_state
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.saving.context import layer_state
 
 OURS = "paged_eviction"
 

@@ -9,16 +9,16 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from ...cache import PagedEvictionCache
-from ...integration.cache_argument import CACHE_ARGUMENT
-from ...integration.feeding import feed
-from ...integration.kept_state import aside, check_states_in_cache, forget_last_text
-from ...integration.weights import register_weights, registered_digest, without_parallel
-from ...naming.sizes import parse_budget, parse_memory_share
-from ...options.cache_options import AUTO, BLOCK_SIZE, CacheOptions
-from ...planning.shapes import prompt_bytes
-from ...policies import EvictionPolicy
-from ...table.budget import BlockBudget, whole_number
+from ..cache import PagedEvictionCache
+from ..integration.cache_argument import CACHE_ARGUMENT
+from ..integration.feeding import feed
+from ..integration.kept_state import aside, check_states_in_cache, forget_last_text
+from ..integration.shapes import prompt_bytes
+from ..integration.weights import register_weights, registered_digest, without_parallel
+from ..naming.sizes import parse_budget, parse_memory_share
+from ..options.cache_options import AUTO, BLOCK_SIZE, CacheOptions
+from ..policies import EvictionPolicy
+from ..table.budget import BlockBudget, whole_number
 
 #: Options of `generate` that `ask` sets itself.
 _SAID_HERE = frozenset(

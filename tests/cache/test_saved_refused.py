@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 import models
 import modes
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext
+from hf_paged_eviction.cache import files
 from hf_paged_eviction.precision.codec import FORMAT
-from hf_paged_eviction.saving import files
 
 OURS = "paged_eviction"
 

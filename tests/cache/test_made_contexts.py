@@ -12,7 +12,7 @@ import made_contexts
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.saving import files
+from hf_paged_eviction.cache import files
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "observing": ("llama", {"policy": "h2o"}),

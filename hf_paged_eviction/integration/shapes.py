@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import AutoModelForCausalLM, DynamicCache, PretrainedConfig
 
-from ..integration.cache_argument import CACHE_ARGUMENT
-from ..integration.models import is_paged, layer_plan
+from .cache_argument import CACHE_ARGUMENT
 from .live import LiveBytes
+from .models import is_paged, layer_plan
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..saved import SavedState, StateDict
+from ..tensors.saved import SavedState, StateDict
 from .facts import dtype_name
 
 #: Attributes that a layer gets only with its first tokens.

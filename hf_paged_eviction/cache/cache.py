@@ -14,45 +14,45 @@ from torch.nn import Module
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from .allocators import BudgetAllocator, Given
-from .allocators.budgets import layer_budgets
-from .autocast import without_autocast
-from .disposals import Disposal
-from .graphs import leave_graphs, warn_of_leaving
-from .integration import feeding
-from .integration.models import cross_attention_layers, is_paged, layer_plan, warn_of_surprises
-from .integration.turns import SeenTokens
-from .integration.weights import registered_digest, weights_digest
-from .integration.window import Window
-from .layer.build import LayerBuilder
-from .layer.forwards import Forwards
-from .layer.hybrid import HybridLayer, paged_part, repeat_rows, select_rows
-from .layer.moves import check_crop, crop_held, crop_pending
-from .layer.overflow import cut_anew, protected_gone, shrink
-from .layer.paged import PagedLayer
-from .layer.plan import Plan
-from .layer.reading import in_order
-from .layer.states import LinearStates
-from .layer.stats import CacheStats
-from .masks.channel import wrap_mask_functions
-from .masks.padding import Padding
-from .naming.arguments import suggest_arguments
-from .naming.sizes import readable_bytes
-from .options.cache_options import AUTO, CacheOptions
-from .options.checked import CheckedOptions, check_config, check_flag
-from .options.defaults import Default, choose
-from .policies import EvictionPolicy
-from .policies.needs import Heads
-from .precision.base import Precision
-from .queries.attention import ModelAttention
-from .queries.handover import forget_handover, hand_over
-from .saving import context
-from .static.checks import check_static, refusal
-from .store.tensors import byte_count
-from .table.bounds import spans_in
-from .table.gaps import Positions
-from .table.rollback import columns_to_remove, crop_all_or_none
-from .table.spans import Spans, of_rows
+from ..allocators import BudgetAllocator, Given
+from ..allocators.budgets import layer_budgets
+from ..disposals import Disposal
+from ..integration.models import cross_attention_layers, is_paged, layer_plan, warn_of_surprises
+from ..integration.turns import SeenTokens
+from ..integration.weights import registered_digest, weights_digest
+from ..integration.window import Window
+from ..layer.build import LayerBuilder
+from ..layer.forwards import Forwards
+from ..layer.hybrid import HybridLayer, paged_part, repeat_rows, select_rows
+from ..layer.moves import check_crop, crop_held, crop_pending
+from ..layer.overflow import cut_anew, protected_gone, shrink
+from ..layer.paged import PagedLayer
+from ..layer.plan import Plan
+from ..layer.reading import in_order
+from ..layer.states import LinearStates
+from ..layer.stats import CacheStats
+from ..masks.channel import wrap_mask_functions
+from ..masks.padding import Padding
+from ..naming.arguments import suggest_arguments
+from ..naming.sizes import readable_bytes
+from ..options.cache_options import AUTO, CacheOptions
+from ..options.checked import CheckedOptions, check_config, check_flag
+from ..options.defaults import Default, choose
+from ..policies import EvictionPolicy
+from ..policies.needs import Heads
+from ..precision.base import Precision
+from ..queries.attention import ModelAttention
+from ..queries.handover import forget_handover, hand_over
+from ..static.checks import check_static, refusal
+from ..store.tensors import byte_count
+from ..table.bounds import spans_in
+from ..table.gaps import Positions
+from ..table.rollback import columns_to_remove, crop_all_or_none
+from ..table.spans import Spans, of_rows
+from ..tensors.autocast import without_autocast
+from ..tensors.graphs import leave_graphs, warn_of_leaving
+from . import context
+from .follow_up import follow_up as follow_up_inputs
 
 
 @suggest_arguments
@@ -666,7 +666,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         if rows is not None and attention_mask is not None and tuple(attention_mask.shape) == whole:
             self._forwards.hide(attention_mask, seen, rows)
             attention_mask = attention_mask[:, seen:]
-        return feeding.follow_up(input_ids, attention_mask, seen, rows, self._padding)
+        return follow_up_inputs(input_ids, attention_mask, seen, rows, self._padding)
 
     # ---- reading --------------------------------------------------------------------------------------------------
 

@@ -11,8 +11,8 @@ import models
 import modes
 from calibrations import drawn_score
 from hf_paged_eviction import PagedEvictionCache, register_weights, weights_digest
+from hf_paged_eviction.cache import files
 from hf_paged_eviction.learned.calibration import Calibration, save_calibration
-from hf_paged_eviction.saving import files
 
 
 @pytest.fixture

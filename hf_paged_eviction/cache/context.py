@@ -21,7 +21,7 @@ from ..masks.padding import Padding
 from ..policies import EvictionPolicy
 from ..policies.registry import POLICIES
 from ..precision.codec import FORMAT
-from ..saved import LONGEST, SavedState, StateDict, take_apart
+from ..tensors.saved import LONGEST, SavedState, StateDict, take_apart
 from . import files
 from .facts import check_text, config_dtype, differences, dtype_name, model_facts, text_facts
 from .labels import check_files, made_of

@@ -1,1 +1,0 @@
-"""Ask questions about a context, compress by a probe, and serve an encoder-decoder model."""

@@ -1,1 +1,0 @@
-"""Save caches to files, and load them."""
