@@ -330,6 +330,8 @@ class Game:
         count = min(count, self.slow.seen)
         if not count:
             return
+        if self.recurrent and self.slow.seen - count == 1 and not self.slow.visible[:, 0].all():
+            return  # the slow cache would read a pad alone, which transformers does not hide from a linear state
         before, allowed = self._positions(), self.slow.can_crop(count)
         try:
             with self._autocast():
