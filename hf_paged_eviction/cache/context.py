@@ -15,6 +15,7 @@ from ..allocators import BudgetAllocator
 from ..allocators.registry import ALLOCATORS
 from ..allocators.split import BudgetSplit
 from ..integration.models import is_latent_attention
+from ..layer import saved_layer
 from ..layer.hybrid import HybridLayer, paged_part
 from ..layer.paged import PagedLayer
 from ..masks.padding import Padding
@@ -42,9 +43,9 @@ def layer_state(index: int, layer: Any) -> StateDict | None:
     """
     try:
         if isinstance(layer, PagedLayer):
-            return layer.state_dict()
+            return saved_layer.state_of(layer)
         if isinstance(layer, HybridLayer):
-            return {"paged": layer.paged.state_dict(), "linear": other_state(layer)}
+            return {"paged": saved_layer.state_of(layer.paged), "linear": other_state(layer)}
         return other_state(layer)
     except ValueError as error:
         raise ValueError(f"Cannot save layer {index}: {error}") from error
@@ -247,7 +248,7 @@ def load(
     """Restore the layers of a new cache from a file.
 
     Returns:
-        The result of `PagedLayer.load_state` for each paged layer.
+        The result of `saved_layer.load` for each paged layer.
 
     Raises:
         ValueError: something does not fit. The new cache cannot be used then.
@@ -264,10 +265,10 @@ def load(
     all_real: list[bool | None] = []
     for part, layer in zip(state.parts("layers", places), layers, strict=True):
         if isinstance(layer, HybridLayer) and part is not None:
-            all_real.append(layer.paged.load_state(part.part("paged"), rows, seen))
+            all_real.append(saved_layer.load(layer.paged, part.part("paged"), rows, seen))
             load_other(part.part("linear"), layer, rows, static)
         elif isinstance(layer, PagedLayer) and part is not None:
-            all_real.append(layer.load_state(part, rows, seen))
+            all_real.append(saved_layer.load(layer, part, rows, seen))
         elif part is not None:
             load_other(part, layer, rows, static)
         else:

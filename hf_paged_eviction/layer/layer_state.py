@@ -12,14 +12,13 @@ from ..policies.scorer import Scorer
 from ..queries.recorder import QueryRecorder
 from ..static.ring import QueryRing
 from ..static.slots import NextSlots
-from ..store.arriving import Arrivals, StateKind
+from ..store.arriving import Arrivals
 from ..store.pending import Offered, Pending
 from ..store.store import Store
 from ..store.tensors import with_new
-from ..table import moves, saved_table
+from ..table import moves
 from ..table.budget import BlockBudget
 from ..table.table import BlockTable
-from ..tensors.saved import SavedState, StateDict
 from .block_fill import BlockFill
 from .exposed import ExposedStates
 from .memory_plan import MemoryPlan
@@ -257,7 +256,7 @@ class LayerState:
         least = self.store.slots_to_begin_with(count, budget.block_size, capacity)
         self.store.start(keys, values, least, capacity)
         sets = self.scorer.sets(heads)
-        self.table = table = self._new_table(budget, rows, sets, device)
+        self.table = table = self.new_table(budget, rows, sets, device)
         self.action.start(rows, heads, sets, capacity, device)
         if self.recorder is not None:
             self.recorder.observer.start(rows, heads, capacity, device)
@@ -273,7 +272,8 @@ class LayerState:
             place = self.scorer.layer_idx
             self.memory.begin(place, token_bytes, keys.shape[0], beside, passing, spans, in_16_bits)
 
-    def _new_table(self, budget: BlockBudget, rows: int, sets: int, device: torch.device) -> BlockTable:
+    def new_table(self, budget: BlockBudget, rows: int, sets: int, device: torch.device) -> BlockTable:
+        """An empty table for so many rows and sets."""
         needs, picks = self.needs, self.action.picks_blocks
         interval = 1 if picks else needs.decision_interval
         return BlockTable(
@@ -363,85 +363,6 @@ class LayerState:
             self.action.settle(kept_indices, table.positions, table.capacity)
         if self.recorder is not None:
             self.recorder.observer.settle(kept_indices, table.capacity)
-
-    # ---- saving ---------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> StateDict:
-        """The state of all parts.
-
-        Raises:
-            ValueError: tokens wait for `crop`.
-        """
-        if self.waiting:
-            raise ValueError(
-                f"{self.waiting} tokens wait for crop() to say whether they stay: call cache.crop(0), which keeps "
-                "them, or cache.crop(-n) first."
-            )
-        if self.table is None:
-            return {}
-        local, held = self.scorer.local_heads, self.table.held
-        return {
-            "budget": self.budget.now.tokens,
-            "held": held,
-            "seen": self.table.seen,
-            "processes": local.processes(self.heads),
-            "first_head": local.first_head(self.heads),
-            "store": self.store.state_dict(held),
-            "table": saved_table.state_of(self.table),
-            "observer": None if self.recorder is None else self.recorder.observer.state_dict(),
-            "action": self.action.state_dict(),
-        }
-
-    def load_state(self, saved: SavedState, rows: int, seen: int) -> StateKind:
-        """Restore the parts of another layer.
-
-        Args:
-            rows: number of rows.
-            seen: number of columns seen.
-
-        Returns:
-            Shapes, dtype and device of keys and values.
-
-        Raises:
-            ValueError: the state does not fit this layer.
-        """
-        saved.need(bool(saved.keys()), "it has no tokens, and others have")
-        budget, local, in_table = self.budget, self.scorer.local_heads, saved.part("table")
-        capacity = self._load_budget(saved, in_table.peek("positions", 3))
-        self.seen, held = saved.number("seen", seen, seen), saved.number("held", 1, capacity)
-        kind = self.store.load_state(saved.part("store"), rows, held, capacity, budget.now.block_size)
-        heads, sets = kind.heads, self.scorer.sets(kind.heads)
-        budget.split.check(budget, heads, local)
-        process = local.processes(heads), local.first_head(heads)
-        there = saved.value("processes", int), saved.value("first_head", int)
-        saved.need(
-            process == there,
-            f"it was saved by a process with head {there[1]} and the next, one of {there[0]}; this one has head "
-            f"{process[1]} and is one of {process[0]}",
-        )
-        self.table = table = self._new_table(budget.now, rows, sets, saved.device)
-        saved_table.load(table, in_table, held, seen, budget.split.unequal)
-        lengths, limits = self.store.columns.layout.lengths, table.limits
-        same = lengths is None or (limits is not None and limits.expand(-1, heads).flatten().tolist() == lengths)
-        saved.need(same, "rows and heads hold other numbers of tokens than they may")
-        if self.recorder is not None:
-            self.recorder.observer.load_state(saved.part("observer"), kind, rows, capacity, seen)
-        self.action.start(rows, heads, sets, capacity, saved.device)
-        self.action.load_state(saved.part("action") if saved.has("action") else None, table, kind)
-        return kind
-
-    def _load_budget(self, saved: SavedState, positions: Tensor) -> int:
-        """The number of slots of a saved table, which must be that of the budget."""
-        budget, sizes, capacity = self.budget, self.budget.now, positions.shape[-1]
-        saved.need(positions.numel() > 0, "it has no positions")
-        saved.need(saved.value("budget", int) == capacity, f"its table has {capacity} slots, and its budget is another")
-        size = sizes.block_size
-        saved.need(capacity % size == 0, f"its budget {capacity} is no multiple of the block size {size}")
-        saved.need(capacity >= sizes.smallest, f"its budget {capacity} is below the smallest, {sizes.smallest}")
-        fits = budget.split.unequal or sizes.tokens in (None, capacity)
-        saved.need(fits, f"its budget is {capacity}, and the settings make it {sizes.tokens}")
-        budget.resize(capacity)
-        return capacity
 
 
 def _alike(table: BlockTable, other: BlockTable) -> bool:

@@ -25,7 +25,6 @@ from ..table.shifts import held_shifts
 from ..table.table import BlockTable
 from ..table.victims import block_scores, blocks
 from ..tensors.autocast import autocast_on, outside_autocast, without_autocast
-from ..tensors.saved import SavedState, StateDict
 from .intake import admit, attended, commit, filled, receive
 from .layer_state import LayerState
 from .moves import check_crop, crop_held, crop_pending
@@ -403,40 +402,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def prefetch(self) -> None:
         """Bring keys and values back."""
         self.store.prefetch()
-
-    def state_dict(self) -> StateDict:
-        """The state of the layer.
-
-        Raises:
-            ValueError: tokens are pending. RuntimeError: the last forward failed in the middle.
-        """
-        self.state.exposed.check()
-        if self.plan.static:
-            self.plan.count_whole_step()
-        if self.state.table is not None and not self.state.waiting:
-            self.commit()
-        state = {**self.state.state_dict(), "kv_unchanged": self.kv_unchanged}
-        if not self.plan.static or self.state.table is None:
-            return state
-        ring = None if self.state.ring is None else self.state.ring.state_dict()
-        return {**state, "ring": ring, "all_real": self.plan.all_real if self.plan.joined else None}
-
-    def load_state(self, saved: SavedState, rows: int, seen: int) -> bool | None:
-        """Restore the state of a layer with the same options, with so many rows and columns.
-
-        Returns:
-            Whether single tokens need no mask in the run of compiled steps of the saved layer; None = it was in no run.
-
-        Raises:
-            ValueError: it does not fit.
-        """
-        self.state.arrivals.kind = kind = self.state.load_state(saved, rows, seen)
-        self.is_initialized, self.kv_unchanged = True, saved.flag("kv_unchanged")
-        if not self.plan.static:
-            return None
-        if self.state.ring is not None:
-            self.state.ring.load_state(saved.part("ring"), kind, self.local_heads.latent)
-        return saved.flag("all_real") if saved.has("all_real") else None
 
     def stats(self) -> LayerStats:
         """Counts and bytes. Reads tensors."""
