@@ -1,7 +1,6 @@
 """Disposals: what happens to evicted tokens."""
 
-from .base import AttentionCall, Disposal, DisposalContext, EvictionAction, Held, Site
-from .drop import Drop
+from .base import AttentionCall, Disposal, DisposalContext, Drop, EvictionAction, Held, Site
 from .registry import available_disposals, make_disposal, register_disposal
 
 __all__ = [

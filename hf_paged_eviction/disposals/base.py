@@ -54,7 +54,6 @@ class AttentionCall:
         table: of the layer.
         waiting: whether the new tokens are not in the table yet.
         real: `[B, q]` bool, False for pads among the new tokens; None = all are real.
-        kv_unchanged: whether attention got the tensors that the cache returned, unchanged.
     """
 
     queries: Queries
@@ -62,7 +61,6 @@ class AttentionCall:
     table: BlockTable
     waiting: bool
     real: Tensor | None
-    kv_unchanged: bool
 
 
 @dataclass(frozen=True)
@@ -153,11 +151,6 @@ class EvictionAction:
         reads: whether `extra_attention` and `logit_bias` are to be called.
         picks_blocks: whether the action holds whole blocks of consecutive tokens and chooses the next one itself. The
             layer then calls `scores` instead of the policy, and `best_blocks` after a forward of several tokens.
-        device_bytes: bytes kept on the layer's device, beside the slots.
-        host_bytes: bytes kept in host memory.
-        faults: blocks that a query needed and that were not in the slots, summed over rows and sets of heads.
-        demoted_tokens: real tokens that left their slots and that attention still sees, summed over rows, averaged over
-            sets of heads. Reads tensors.
     """
 
     plans = False
@@ -165,28 +158,23 @@ class EvictionAction:
     reads = False
     picks_blocks = False
 
-    @property
-    def demoted_tokens(self) -> int:
-        return 0
+    def stats(self) -> dict[str, int]:
+        """What is kept and has come back, by field of `LayerStats`: `summary_bytes`, `host_bytes`, `faults`,
+        `demoted_tokens`; those left out are 0. May read tensors."""
+        return {}
 
-    @property
-    def faults(self) -> int:
-        return 0
+    def bytes_for(self, keys: Tensor, values: Tensor, slot_bytes: int) -> tuple[int, int, int]:
+        """For budgets in bytes, of one layer.
 
-    @property
-    def device_bytes(self) -> int:
-        return 0
+        Args:
+            keys, values: of the shape of the states that will come.
+            slot_bytes: bytes of a slot alone.
 
-    @property
-    def host_bytes(self) -> int:
-        return 0
-
-    def most_bytes(self, keys: Tensor, values: Tensor) -> tuple[int, int]:
-        """For budgets in bytes: the most bytes kept on the device, and the bytes of temporary tensors of one layer.
-
-        `keys` and `values` have the shape of the states that will come.
+        Returns:
+            Bytes of a slot together with its share of what is kept on the device; the most bytes kept there however
+            many slots there are; bytes of temporary tensors.
         """
-        return 0, 0
+        return slot_bytes, 0, 0
 
     def plan(self, slots: Tensor, begins: Tensor, held: Held) -> None:
         """A block was chosen, and the next tokens will overwrite its slots. Called on the host.
@@ -219,13 +207,6 @@ class EvictionAction:
         """
         self.evict_token(replace(tokens, positions=tokens.positions.masked_fill(~leaves, -1)), None)
         return tokens
-
-    def slot_bytes(self, token_bytes: int) -> int:
-        """The bytes of a slot together with its share of what the action keeps on the device.
-
-        For actions that keep as much as fits into the memory of the cache. `token_bytes` are those of the slot alone.
-        """
-        return token_bytes
 
     def scores(self, table: BlockTable) -> Tensor:
         """`[B, S, C]` float32 in slot order; the block with the lowest scores goes next. Called if `picks_blocks`."""
@@ -290,21 +271,14 @@ class EvictionAction:
         """Called at the first forward, when `B`, `H`, `S` and `C` are known."""
 
     def settle(self, kept_indices: Tensor | None, positions: Tensor, capacity: int) -> None:
-        """The slots were filled again, or their number changed. Called if `takes`.
+        """The slots were filled again or sorted, tokens were taken back, or the number of slots changed. Called if
+        `takes`.
 
         Args:
-            kept_indices: `[B, S, C]` int64, the token that each slot now holds: its index among the tokens that
-                `overflow` got, or among those held before. None = the slots did not change.
+            kept_indices: `[B, S, held or more]` int64, the token that each slot now holds: its index among the tokens
+                that `overflow` got, or among those held before. None = no token moved.
             positions: `[B, S, held]` of what is in the slots now; where it is -1, ignore the index.
             capacity: number of slots from now on.
-        """
-
-    def move(self, order: Tensor | None, held: int) -> None:
-        """Tokens were taken back, or slots were sorted.
-
-        Args:
-            order: `[B, S, n]`, slot that each token moved from; None = none moved.
-            held: number of slots in use now.
         """
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
@@ -371,3 +345,12 @@ class Disposal(Named, ABC):
 
     def introduce(self, actions: Sequence[EvictionAction]) -> None:
         """Called once with the actions of all layers, in the order of the layers."""
+
+
+@dataclass(frozen=True)
+class Drop(Disposal):
+    """Evicted tokens are gone: new tokens overwrite their slots."""
+
+    def action(self, site: Site) -> EvictionAction:
+        """See `Disposal.action`."""
+        return EvictionAction()

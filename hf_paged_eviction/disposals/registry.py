@@ -1,12 +1,13 @@
 """Disposals by name."""
 
 from ..naming import Kind, Registry
-from .base import Disposal
+from .base import Disposal, Drop
 
 #: The registry of disposals.
 DISPOSALS: Registry[Disposal] = Registry(
     Kind("disposal", "disposals", "recall(blocks=16)"),
     Disposal,  # type: ignore[type-abstract]
-    modules={"drop": "drop", "recall": "recall.recall"},
+    modules={"recall": "recall.recall"},
 )
 register_disposal, available_disposals, make_disposal = DISPOSALS.register, DISPOSALS.names, DISPOSALS.make
+register_disposal("drop")(Drop)

@@ -153,7 +153,7 @@ class LayerState:
 
     def stats(self) -> LayerStats:
         """Counts and bytes. Reads tensors."""
-        table, action = self.table, self.action
+        table = self.table
         held, budget = 0 if table is None else table.held, self.budget.now.tokens
         evicted_tokens = evicted_blocks = 0
         if table is not None and held:
@@ -170,10 +170,7 @@ class LayerState:
             evicted_blocks=evicted_blocks,
             storage_bytes=self.store.columns.bytes,
             storage_parts=self.store.bytes_by_part,
-            summary_bytes=action.device_bytes,
-            host_bytes=action.host_bytes,
-            faults=action.faults,
-            demoted_tokens=action.demoted_tokens,
+            **self.action.stats(),
         )
 
     # ---- what attention reads -------------------------------------------------------------------------------------
@@ -265,9 +262,9 @@ class LayerState:
     def measure(self, keys: Tensor, values: Tensor) -> None:
         """Make tokens of a budget in bytes, for states like these."""
         if self.memory is not None:
-            store, (beside, passing) = self.store, self.action.most_bytes(keys, values)
+            store = self.store
+            token_bytes, beside, passing = self.action.bytes_for(keys, values, store.token_bytes(keys, values))
             beside += store.fixed_bytes(keys, values)
-            token_bytes = self.action.slot_bytes(store.token_bytes(keys, values))
             in_16_bits, spans = 2 * (keys.numel() + values.numel()), self.budget.now.spans
             place = self.scorer.layer_idx
             self.memory.begin(place, token_bytes, keys.shape[0], beside, passing, spans, in_16_bits)
@@ -336,8 +333,9 @@ class LayerState:
         if order is not None:
             self.store.reorder(order)
         moves.take_back(table, order, count, pads)
-        self.action.move(order, table.held)
         self.store.take_back(table.seen - table.pads)
+        if self.action.takes:
+            self.action.settle(order, table.positions, table.capacity)
         if self.recorder is not None:
             self.recorder.observer.move(order, table.seen - table.pads, count)
 
@@ -350,7 +348,8 @@ class LayerState:
         self.store.vacate(gone)
         self.store.reorder(order)
         moves.put_in_order(table, order, sets, pads)
-        self.action.move(order, table.held)
+        if self.action.takes:
+            self.action.settle(order, table.positions, table.capacity)
         after = table.seen - table.pads
         self.store.take_back(after)
         if self.recorder is not None:

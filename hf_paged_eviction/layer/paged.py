@@ -295,9 +295,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             return None
         pending = self.state.pending
         real = self.recorder.real if pending is None else pending.real
-        return self.action.extra_attention(
-            AttentionCall(queries, values, self.table, pending is not None, real, self.kv_unchanged)
-        )
+        return self.action.extra_attention(AttentionCall(queries, values, self.table, pending is not None, real))
 
     @without_autocast
     def logit_bias(self, tokens: int) -> Tensor | None:

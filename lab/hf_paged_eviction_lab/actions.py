@@ -45,9 +45,9 @@ class StatefulAction(EvictionAction, Generic[S]):
             raise RuntimeError("The cache is empty: run a forward first.")
         return self._state
 
-    @property
-    def device_bytes(self) -> int:
-        return 0 if self._state is None else state_bytes(self._state)
+    def stats(self) -> dict[str, int]:
+        """See `EvictionAction.stats`."""
+        return {} if self._state is None else {"summary_bytes": state_bytes(self._state)}
 
     def clear(self) -> None:
         """See `EvictionAction.clear`."""

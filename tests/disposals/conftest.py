@@ -2,10 +2,10 @@
 
 import pytest
 
-from hf_paged_eviction.disposals.recall import action, archive
+from hf_paged_eviction.disposals.recall import archive, recall
 
 
 @pytest.fixture(autouse=True)
 def small_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (archive, action):
+    for module in (archive, recall):
         monkeypatch.setattr(module, "ROUND", 3)

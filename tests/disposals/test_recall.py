@@ -427,7 +427,7 @@ def test_the_box_bounds_every_product(data: Any, size: int, width: int, dtype: t
     )
     query = torch.tensor(data.draw(st.lists(NUMBERS, min_size=width, max_size=width)))
     keys, query = keys.to(dtype), query.to(dtype)
-    summaries = Summaries("box", keys[None, None])
+    summaries = Summaries(2, keys[None, None])
     summaries.reserve(1)
     summaries.put(torch.tensor([0]), torch.tensor([0]), keys[None, None])
     bound = summaries.scores(query[None, None, None])[0, 0, 0]

@@ -8,8 +8,7 @@ import torch
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.disposals.recall.host import HostBlocks
-from hf_paged_eviction.disposals.recall.stage import Places, Stage
+from hf_paged_eviction.disposals.recall.host import HostBlocks, Stage, places_of
 
 OURS = "paged_eviction"
 ONE: dict[str, Any] = {"budget": 28, "block_size": 4, "policy": "keydiff"}
@@ -82,15 +81,15 @@ def test_the_stage_is_counted_and_bounded() -> None:
 def test_what_is_taken_is_what_is_in_host_memory() -> None:
     """Half of it was fetched ahead, in another order, and some of that for the second time."""
     states = torch.randn(3, 2, 9 * 4, 5), torch.randn(3, 2, 9 * 4, 7)
-    host = HostBlocks(states, 4)
+    host = HostBlocks(states, 4, 2)
     host.reserve(9)
     row, head, position = (index.flatten() for index in torch.meshgrid(*map(torch.arange, (3, 2, 36)), indexing="ij"))
     host.write(row, head, position, [kind[row, head, position] for kind in states])
     stage = Stage()
-    stage.fill(host, Places.of(torch.tensor([[[4, 1], [-1, 2]], [[3, 0], [7, 8]], [[-1, -1], [0, 5]]]), 2))
-    stage.fill(host, Places.of(torch.tensor([[[1, 6], [2, -1]], [[-1, 3], [8, 1]], [[-1, -1], [5, 4]]]), 2))
+    stage.fill(host, places_of(torch.tensor([[[4, 1], [-1, 2]], [[3, 0], [7, 8]], [[-1, -1], [0, 5]]])))
+    stage.fill(host, places_of(torch.tensor([[[1, 6], [2, -1]], [[-1, 3], [8, 1]], [[-1, -1], [5, 4]]])))
     blocks = torch.tensor([[[6, 1], [-1, 7]], [[0, 3], [-1, 8]], [[2, -1], [4, -1]]])
-    taken = stage.take(host, Places.of(blocks, 2))
+    taken = stage.take(host, places_of(blocks))
     assert stage.foreseen == 5
     wanted = [(row, set_, block) for row in range(3) for set_ in range(2) for block in blocks[row, set_].tolist()]
     wanted = [place for place in wanted if place[2] >= 0]

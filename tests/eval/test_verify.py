@@ -17,7 +17,7 @@ from transformers.masking_utils import AttentionMaskInterface
 import hf_paged_eviction
 import models
 from hf_paged_eviction import PagedEvictionCache, Verification, verify
-from hf_paged_eviction.disposals.recall.action import RecallAction
+from hf_paged_eviction.disposals.recall.recall import RecallAction
 from hf_paged_eviction.layer import overflow
 from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction.masks.padding import Padding

@@ -1,6 +1,5 @@
 """Recall: bring evicted blocks back when a query needs them."""
 
-from .action import RecallAction
-from .recall import Recall
+from .recall import Recall, RecallAction
 
 __all__ = ["Recall", "RecallAction"]

@@ -1,4 +1,4 @@
-"""The text of a layer in host memory, and summaries of its blocks on the device."""
+"""The text of a layer in host memory, and what is known of its blocks on the device."""
 
 from collections.abc import Iterator
 
@@ -6,14 +6,20 @@ import torch
 from torch import Tensor
 
 from ...attention.parts import Part
+from ...store.arriving import StateKind
 from ...store.store import Store
+from ...table.table import BlockTable
+from ...tensors.parts import map_tensors
+from ...tensors.saved import LONGEST, SavedState, StateDict
 from ..base import Held
+from .frames import Frames
 from .host import HostBlocks
-from .settings import Settings
 from .summaries import Summaries
 
 #: Number of blocks per round, if all are read from host memory.
 ROUND = 64
+#: The names of summaries in a file.
+_VECTORS = "high", "low"
 
 
 class Archive:
@@ -21,22 +27,27 @@ class Archive:
 
     Attributes:
         host: the blocks.
-        summaries: on the layer's device; empty if another layer chooses.
+        summaries: on the layer's device.
         stored: `[B]` int64 on the layer's device, number of blocks in host memory.
+        due: `[B]` int64, tokens seen from which on blocks are chosen anew.
+        wanted_at: `[B, S, F]` int64, when a query last needed the block in each frame, counted in tokens seen; None =
+            no query since the slots were last filled.
 
     Args:
-        settings: parameters of `Recall`.
-        size: tokens of a block.
         store: of the layer.
-        chooses: whether this layer chooses blocks, so that it needs summaries.
+        size: tokens of a block.
+        sets: `S`.
+        vectors: see `Summaries`.
+        length: number of tokens of the longest text; None = no limit.
     """
 
-    def __init__(self, settings: Settings, size: int, store: Store, chooses: bool) -> None:
+    def __init__(self, store: Store, size: int, sets: int, vectors: int, length: int | None) -> None:
         like, _ = store.read(0)
-        self.host = HostBlocks(store.tensors, size)
-        self.summaries = Summaries(settings.summary, like)
+        self.host, self.summaries = HostBlocks(store.tensors, size, sets), Summaries(vectors, like)
         self.stored = torch.zeros(len(like), dtype=torch.int64, device=like.device)
-        self._settings, self._chooses = settings, chooses
+        self.due = torch.zeros_like(self.stored)
+        self.wanted_at: Tensor | None = None
+        self._size, self._length = size, length
 
     def take_in(self, held: Held) -> None:
         """Copy the full blocks that are not in host memory yet, and summarise them.
@@ -44,41 +55,29 @@ class Archive:
         Raises:
             ValueError: the text is longer than `Recall.length`.
         """
-        host, size, stored = self.host, self.host.block_size, self.stored
+        size, length = self._size, self._length
         now = (held.positions.amax((1, 2)) + 1) // size
-        host.reserve(self._allowed(int(now.max())))
-        first, end = (blocks[:, None, None] * size for blocks in (stored, now))
+        blocks, most = int(now.max()), None if length is None else -(-length // size)
+        if most is not None and blocks > most:
+            raise ValueError(
+                f"recall(length={length}): the text is longer. Start again with a larger length: this cache cannot be "
+                "used any more."
+            )
+        self.host.reserve(blocks)
+        first, end = (count[:, None, None] * size for count in (self.stored, now))
         missing = (held.positions >= first) & (held.positions < end)
         heads = held.keys.shape[1]
         row, head, at = missing.expand(-1, heads, -1).nonzero(as_tuple=True)
         position = held.positions.expand(-1, heads, -1)[row, head, at]
-        host.write(row, head, position, [part[row, head, at] for part in (held.keys, held.values)])
-        if self._chooses:
-            self._sum_up(row, head, position, held.keys[row, head, at], now)
+        keys = held.keys[row, head, at]
+        self.host.write(row, head, position, [keys, held.values[row, head, at]])
+        if self.summaries.vectors:
+            self.summaries.reserve(blocks, most)
+            new, which = (row * blocks + position // size).unique(return_inverse=True)
+            whole = keys.new_empty(len(new), heads, size, keys.shape[-1])
+            whole[which, head, position % size] = keys
+            self.summaries.put(new // blocks, new % blocks, whole)
         self.stored = now
-
-    def _allowed(self, blocks: int) -> int:
-        most = self._settings.most_blocks(self.host.block_size)
-        if most is not None and blocks > most:
-            raise ValueError(
-                f"recall(length={self._settings.length}): the text is longer. Start again with a larger length: "
-                "this cache cannot be used any more."
-            )
-        return blocks
-
-    def _sum_up(self, row: Tensor, head: Tensor, position: Tensor, keys: Tensor, now: Tensor) -> None:
-        """Of the blocks from `stored` to `now` `[B]`, whose tokens these are: index tensors `[m]`, keys `[m, D]`."""
-        size, stored = self.host.block_size, self.stored
-        self.summaries.reserve(int(now.max()), self._settings.most_blocks(size))
-        count = now - stored
-        # The index of each row's new blocks among those of all rows.
-        place = (count.cumsum(0) - count - stored)[row] + position // size
-        blocks = keys.new_empty(int(count.sum()), self.host.states.shape[1], size, keys.shape[-1])
-        blocks[place, head, position % size] = keys
-        number = torch.arange(self.host.blocks, device=now.device)
-        new = (number >= stored[:, None]) & (number < now[:, None])
-        new_row, new_block = new.nonzero(as_tuple=True)
-        self.summaries.put(new_row, new_block, blocks)
 
     def away(self, positions: Tensor) -> Iterator[Part]:
         """Yield all tokens that are not in the slots, a few blocks at a time.
@@ -86,7 +85,7 @@ class Archive:
         Args:
             positions: `[B, S, C]` positions of the tokens in the slots.
         """
-        size, stored = self.host.block_size, int(self.stored.max())
+        size, stored = self._size, int(self.stored.max())
         away = torch.arange(stored * size, device=positions.device) < self.stored[:, None, None] * size
         away = away.expand(-1, positions.shape[1], -1)
         inside = (positions >= 0) & (positions < stored * size)
@@ -99,14 +98,42 @@ class Archive:
             if bool(seen.any()):
                 yield Part(*self.host.span(first, last), torch.where(seen, 0.0, float("-inf"))[:, :, None])
 
+    # ---- rows and saving ------------------------------------------------------------------------------------------
+
     def select(self, rows: Tensor) -> None:
         """Replace row `i` by row `rows[i]`."""
         self.host.select(rows)
         self.summaries.select(rows)
-        self.stored = self.stored[rows]
+        self.stored, self.due, self.wanted_at = map_tensors(
+            lambda tensor: tensor[rows], (self.stored, self.due, self.wanted_at)
+        )
 
-    def fill(self, states: Tensor, high: Tensor, low: Tensor, stored: Tensor) -> None:
-        """Replace all blocks by these; see `HostBlocks` and `Summaries`."""
+    def state_dict(self) -> StateDict:
+        """All of it by name."""
+        blocks = int(self.stored.max())
+        vectors = [vectors[:, :, :blocks] for vectors in self.summaries.vectors]
+        states = {"states": self.host.first(blocks), **dict(zip(_VECTORS, vectors, strict=False))}
+        return {**states, "stored": self.stored, "due": self.due, "wanted_at": self.wanted_at}
+
+    def load_state(self, saved: SavedState, table: BlockTable, kind: StateKind) -> None:
+        """Restore the state of another archive.
+
+        Raises:
+            ValueError: the state does not fit this layer.
+        """
+        size, of_heads = self._size, (table.rows, kind.heads)
+        states = saved.checked("states", (*of_heads, None, size, kind.key_width + kind.value_width), kind.dtype)
+        blocks, names = states.shape[2], _VECTORS[: len(self.summaries.vectors)]
         self.host.fill(states)
-        self.summaries.fill(high.to(self.stored.device), low.to(self.stored.device))
-        self.stored = stored.to(self.stored.device)
+        self.summaries.fill([saved.tensor(name, (*of_heads, blocks, kind.key_width), kind.dtype) for name in names])
+        self.stored = stored = saved.like("stored", table.pads, 0, LONGEST)
+        saved.need(blocks == int(stored.max()), "its blocks are not counted")
+        frames = Frames.of(table)
+        saved.need((stored <= frames.count // size).all(), "more blocks are in host memory than came")
+        came = (stored >= (frames.count - 1) // size) | ~frames.away
+        saved.need(came.all(), "blocks are missing in host memory")
+        in_memory = frames.ids < stored[:, None, None]
+        saved.need(in_memory.all(), "blocks are in the slots that are not in host memory")
+        self.due = saved.like("due", table.pads, 0, LONGEST)
+        if saved.has("wanted_at"):
+            self.wanted_at = saved.tensor("wanted_at", frames.ids.shape, torch.int64, 0, LONGEST)

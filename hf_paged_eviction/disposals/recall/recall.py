@@ -1,19 +1,34 @@
 """Recall: evicted blocks go to host memory and come back when a query needs them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from numbers import Real
+from typing import ClassVar, Literal
 
+import torch
+from torch import Tensor
+
+from ...attention.parts import Part
+from ...ranking import KEEP, rank_keys
+from ...store.arriving import StateKind
 from ...table.budget import BlockBudget
-from ..base import Disposal, DisposalContext, EvictionAction, Site
+from ...table.table import BlockTable
+from ...tensors.parts import map_tensors
+from ...tensors.saved import LONGEST, SavedState, StateDict
+from ..base import AttentionCall, Disposal, DisposalContext, EvictionAction, Held, Site
 from ..registry import register_disposal
-from .action import RecallAction
-from .settings import Settings
+from .archive import ROUND, Archive
+from .frames import Frames, Swap, protected_blocks
+from .host import Stage, places_of
+from .look import look
+from .summaries import Choice
+
+__all__ = ["Recall"]
 
 
 @register_disposal("recall")
 @dataclass(frozen=True)
-class Recall(Settings, Disposal):
+class Recall(Disposal):
     """Keeps evicted blocks in host memory and brings back the blocks that a query needs.
 
     The device holds the slots of the budget and a summary of each block of the text. The query of each step scores the
@@ -48,8 +63,30 @@ class Recall(Settings, Disposal):
         ValueError: a value is out of range.
     """
 
+    blocks: int | Literal["all"] = 8
+    every: int = 1
+    summary: Literal["box", "vector"] = "box"
+    layers: int = 1
+    keep: float = 1.0
+    prefetch: int = 0
+    length: int | None = None
     paper: ClassVar[str | None] = "2406.10774"
     needs_queries: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name, least in {"blocks": 1, "every": 1, "layers": 1, "prefetch": 0, "length": 1}.items():
+            value = getattr(self, name)
+            if (name == "blocks" and value == "all") or (name == "length" and value is None):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                also = ' or "all"' if name == "blocks" else ""
+                raise ValueError(f"recall: {name} must be a whole number of at least {least}{also}, got {value!r}.")
+        if self.prefetch and self.blocks == "all":
+            raise ValueError("recall: blocks='all' reads everything at every step, so there is nothing to prefetch.")
+        if self.summary not in ("box", "vector"):
+            raise ValueError(f'recall: summary must be "box" or "vector", got {self.summary!r}.')
+        if isinstance(self.keep, bool) or not isinstance(self.keep, Real) or not 0 < self.keep <= 1:
+            raise ValueError(f"recall: keep must lie in (0, 1], got {self.keep!r}.")
 
     def action(self, site: Site) -> EvictionAction:
         """See `Disposal.action`."""
@@ -98,3 +135,284 @@ class Recall(Settings, Disposal):
                 "newest tokens and the one that is being filled. "
                 f"Use a budget of {smallest} or more{fits}."
             )
+
+
+class RecallAction(EvictionAction):
+    """Copies every full block to host memory, and brings back the blocks that queries need.
+
+    Nothing is copied while all tokens fit the budget. After that, host memory holds every full block, also those in the
+    slots, because a block in the slots may be overwritten at any time.
+
+    Attributes:
+        leader: the action of an earlier layer whose choice this one uses; None = this one chooses itself.
+        archive: all full blocks; None while all tokens fit the budget.
+        stage: prefetched blocks.
+
+    Args:
+        settings: the option.
+        site: the layer.
+    """
+
+    plans = reads = picks_blocks = True
+
+    def __init__(self, settings: "Recall", site: Site) -> None:
+        self.settings, self.site = settings, site
+        self.leader: RecallAction | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        """See `EvictionAction.clear`."""
+        self.archive: Archive | None = None
+        self._looked: Tensor | None = None  # [B, S, n] bool, which of the prompt's blocks may come back; None = all
+        self._choice: Choice | None = None
+        self._resting = 0  # steps that are known to need no choice
+        self._faults = 0
+        self.stage = Stage()
+
+    def stats(self) -> dict[str, int]:
+        """See `EvictionAction.stats`."""
+        archive = self.archive
+        if archive is None:
+            return {}
+        on_device = archive.summaries.bytes + self.stage.bytes
+        return {"summary_bytes": on_device, "host_bytes": archive.host.bytes, "faults": self._faults}
+
+    def bytes_for(self, keys: Tensor, values: Tensor, slot_bytes: int) -> tuple[int, int, int]:
+        """See `EvictionAction.bytes_for`: summaries of the longest text and prefetched blocks; and one round."""
+        settings, size = self.settings, self.site.sizes.block_size
+        token = _token_bytes(keys) + _token_bytes(values)
+        summaries = self._vectors * -(-(settings.length or 0) // size) * _token_bytes(keys)
+        at_once = ROUND if settings.blocks == "all" else max(ROUND, int(settings.blocks))
+        return slot_bytes, summaries + settings.prefetch * size * token, at_once * size * token
+
+    @property
+    def _vectors(self) -> int:
+        """Number of vectors that summarise a block."""
+        return 0 if self.leader is not None else 1 if self.settings.summary == "vector" else 2
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """See `EvictionAction.map_rows`."""
+        self._looked = None if self._looked is None else change(self._looked)
+        if self.archive is not None:
+            due = self.archive.due
+            self.archive.select(change(torch.arange(len(due), device=due.device)))
+            self.stage.empty()
+
+    # ---- saving ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> StateDict | None:
+        """See `EvictionAction.state_dict`. Prefetched blocks are left out, because host memory has them, too."""
+        if self.archive is None:
+            return None
+        counts = {"resting": self._resting, "faults": self._faults}
+        return {**self.archive.state_dict(), **counts, "looked": self._looked}
+
+    def load_state(self, saved: SavedState | None, table: BlockTable, kind: StateKind) -> None:
+        """See `EvictionAction.load_state`."""
+        if saved is None:
+            if bool((table.seen - table.pads > table.capacity).any()):
+                raise ValueError("recall: tokens were evicted, but nothing is in host memory")
+            return
+        shape = table.phase.full_at.shape  # [B, S]
+        self._begun(shape[1]).load_state(saved, table, kind)
+        if saved.has("looked"):
+            self._looked = saved.tensor("looked", (*shape, None), torch.bool)
+        self._resting = saved.number("resting", 0, self.settings.every - 1)
+        self._faults = saved.number("faults", 0, LONGEST)
+
+    # ---- to host memory -------------------------------------------------------------------------------------------
+
+    def plan(self, slots: Tensor, begins: Tensor, held: Held) -> None:
+        """Copy the block that has just been filled."""
+        self._begun(held.positions.shape[1]).take_in(held)
+
+    def overflow(self, tokens: Held, leaves: Tensor) -> Held:
+        """Copy all full blocks. They move to other slots, so the record of when they were needed is dropped."""
+        archive = self._begun(tokens.positions.shape[1])
+        archive.take_in(tokens)
+        archive.due, archive.wanted_at, self._resting = torch.zeros_like(archive.due), None, 0
+        return tokens
+
+    def _begun(self, sets: int) -> Archive:
+        """The archive, which there is from now on."""
+        if self.archive is None:
+            size, length = self.site.sizes.block_size, self.settings.length
+            self.archive = Archive(self.site.store, size, sets, self._vectors, length)
+        return self.archive
+
+    # ---- which block makes room -----------------------------------------------------------------------------------
+
+    def scores(self, table: BlockTable) -> Tensor:
+        """See `EvictionAction.scores`: the block goes first that no query has needed for longest; of several, the
+        oldest."""
+        frames = Frames.of(table)
+        wanted_at = None if self.archive is None else self.archive.wanted_at
+        ranks = (frames.ids if wanted_at is None else frames.order(wanted_at)).float()
+        logical, order = ranks.repeat_interleave(table.block_size, dim=-1), table.phase.order
+        return logical if order is None else torch.empty_like(logical).scatter(-1, order, logical)
+
+    def best_blocks(
+        self, table: BlockTable, scores: Tensor, positions: Tensor, columns: int, sizes: BlockBudget
+    ) -> Tensor:
+        """See `EvictionAction.best_blocks`: whole blocks by their mean score. The result is what single tokens would
+        have left: pads, whole blocks by position, and a last block with the newest tokens, followed by the end of an
+        older block that they have not overwritten yet."""
+        size, positions = sizes.block_size, positions.expand_as(scores)
+        real = positions >= 0
+        block, place = positions.clamp_min(0) // size, positions.clamp_min(0) % size
+        none = scores.new_zeros(*scores.shape[:2], columns // size + 1)
+        means = none.scatter_add(-1, block, scores.masked_fill(~real, 0.0)) / size
+        whole = none.scatter_add(-1, block, real.to(none.dtype)) == size
+        blocks = torch.arange(none.shape[-1], device=none.device).expand_as(none)
+        keys = rank_keys(means, blocks * size, whole, self.site.absolute_noise)
+        newest = (positions.amax(-1, keepdim=True) + 1) // size  # the block that is being filled
+        stays = protected_blocks(table, blocks) | (blocks >= newest - sizes.recent_blocks)
+        order = keys.masked_fill(stays, KEEP).argsort(dim=-1, stable=True).argsort(dim=-1)
+        order = order.masked_fill(blocks >= newest, 2 * blocks.shape[-1])
+        # Of the last block, only the end stays.
+        rank = (order.gather(-1, block) * size + place).masked_fill(~real, -1)
+        kept_indices = rank.topk(sizes.capacity, dim=-1).indices
+        block, place, held = (of_token.gather(-1, kept_indices) for of_token in (block, place, positions))
+        tokens_left = torch.zeros_like(keys).scatter_add(-1, block, (held >= 0).long()).gather(-1, block)
+        # An incomplete block is the newest one, or the end of an older one.
+        places = torch.where(tokens_left < size, KEEP - size + place, held).masked_fill(held < 0, -1)
+        return kept_indices.gather(-1, places.argsort(-1))
+
+    # ---- back from host memory ------------------------------------------------------------------------------------
+
+    def extra_attention(self, call: AttentionCall) -> Iterable[Part] | None:
+        """Bring back the blocks that a single query needs. Several queries, or blocks="all", attend to the whole
+        text."""
+        if self.settings.keep < 1 and call.waiting and call.table.seen == 0:
+            self._looked = look(call, self.site, self.settings.keep)
+        if self.archive is None:
+            return None
+        if call.queries.query.shape[2] > 1 or self.settings.blocks == "all":
+            return self.archive.away(call.table.positions)
+        if self._resting and call.real is None:
+            self._resting -= 1
+        else:
+            self._recall(call, self.archive)
+        return None
+
+    def _recall(self, call: AttentionCall, archive: Archive) -> None:
+        table, every, prefetch = call.table, self.settings.every, self.settings.prefetch
+        frames = Frames.of(table)
+        due = frames.away & (frames.count >= archive.due)
+        if call.real is not None:
+            due = due & call.real[:, 0]
+        choice = self._choice = self._choose(call, archive, frames, due)
+        wanted = (frames.ids >= 0) & choice.chosen.gather(-1, frames.ids.clamp_min(0))
+        wanted_at = torch.zeros_like(frames.ids) if archive.wanted_at is None else archive.wanted_at
+        now, newest = frames.count[:, None, None], frames.newest & frames.away[:, None, None]
+        archive.wanted_at = torch.where(wanted | newest, now, wanted_at)
+        absent = ~frames.present(choice.chosen.shape[-1])
+        missing = (choice.chosen & absent).gather(-1, choice.ids)
+        again = missing & (choice.ids == frames.leaving[..., None])
+        flags, come, soon = _on_host(
+            torch.stack([due.all(), due.any(), again.any()]),
+            choice.ids.masked_fill(~missing, -1),
+            choice.next.masked_fill(~absent.gather(-1, choice.next.clamp_min(0)), -1),
+        )
+        if places := places_of(come):
+            fetched = archive.host.parts(self.stage.take(archive.host, places))
+            self._faults += len(places)
+            free = (frames.ids >= 0) & ~wanted & ~frames.pinned(self.site.sizes, table)
+            going = frames.order(archive.wanted_at).masked_fill(~free, KEEP).argsort(dim=-1)
+            first, make_room = (~missing).long().argsort(dim=-1, stable=True), going[..., : missing.shape[-1]]
+            coming = missing.gather(-1, first)
+            swap = Swap(choice.ids.gather(-1, first), make_room, coming, bool(flags[2]))
+            swap.carry_out(table, frames, self.site.store, fetched, self._copies(call))
+            came_at = torch.where(coming, now, archive.wanted_at.gather(-1, make_room))
+            archive.wanted_at = archive.wanted_at.scatter(-1, make_room, came_at)
+        if prefetch and bool(flags[1]):
+            self.stage.fill(archive.host, places_of(soon))
+        archive.due = torch.where(due, frames.count + every, archive.due)
+        self._resting = every - 1 if bool(flags[0]) else 0
+
+    def _choose(self, call: AttentionCall, archive: Archive, frames: Frames, due: Tensor) -> Choice:
+        """Choose the blocks that the query needs."""
+        if self.leader is not None:
+            return self.leader.choice_for(frames.ids)
+        sizes, scores = self.site.sizes, archive.summaries.scores(call.queries.query)
+        if self.site.heads == "shared":
+            scores = scores.mean(1, keepdim=True)
+        blocks = torch.arange(scores.shape[-1], device=scores.device)
+        recent = (frames.count // sizes.block_size - sizes.recent_blocks)[:, None, None]
+        there = (blocks < archive.stored[:, None, None]) & (blocks < recent) & due[:, None, None]
+        there = there.expand_as(scores) & ~self._always(call.table, frames, blocks.expand_as(scores))
+        if self._looked is not None:
+            later = there.shape[-1] - self._looked.shape[-1]
+            there = there & torch.nn.functional.pad(self._looked, (0, later), value=True)[..., : there.shape[-1]]
+        return Choice.of(scores, there, int(self.settings.blocks), self.settings.prefetch)
+
+    def _always(self, table: BlockTable, frames: Frames, blocks: Tensor) -> Tensor:
+        """Bool, which of the blocks `[B, S, n]` are protected in every layer, so that no query has to choose them."""
+        if self.settings.layers == 1:
+            return protected_blocks(table, blocks) & frames.present(blocks.shape[-1])
+        # Spans may have been evicted before they were protected.
+        return blocks * table.block_size < self.site.sizes.protected
+
+    def choice_for(self, ids: Tensor) -> Choice:
+        """The choice of this step's query, for a later layer that holds the blocks `ids` `[B, S, F]`.
+
+        Raises:
+            RuntimeError: the layers have different numbers of KV heads.
+        """
+        choice = self._choice
+        if choice is None or choice.ids.shape[:2] != ids.shape[:2]:
+            raise RuntimeError(
+                "recall(layers=...): a layer cannot use the choice of the one before it, because they have different "
+                "numbers of KV heads. Use layers=1 or heads='shared'."
+            )
+        return map_tensors(lambda states: states.to(ids.device), choice)
+
+    def _copies(self, call: AttentionCall) -> tuple[Tensor, Tensor] | None:
+        """Keys and values in which the slots have to change beside the store: what attention was given, where that is a
+        copy; None = it is the store's own.
+
+        Raises:
+            RuntimeError: attention was given something else than the cache returned.
+        """
+        passed_states = call.queries.key, call.values
+        if call.waiting:
+            return passed_states
+        stored = self.site.store.tensors
+        if any(one.data_ptr() != other.data_ptr() for one, other in zip(passed_states, stored, strict=True)):
+            raise RuntimeError(
+                "recall changes keys and values in place, but this model changes them between the cache and "
+                "attention. Use disposal='drop'."
+            )
+        return None
+
+    def check_removal(self, left: bool, ends: bool) -> None:
+        """See `EvictionAction.check_removal`. A block holds consecutive tokens, and blocks in host memory never
+        change."""
+        if self.archive is not None or not ends:
+            raise ValueError(
+                "recall brings whole blocks of consecutive tokens back, and attention_mask hides tokens of the past "
+                + ("that stand before others" if self.archive is None else "of which it has copied blocks")
+                + ". Use disposal='drop', a budget that holds the whole text, or keep the mask of the past as it was."
+            )
+
+    def check_crop(self, count: int) -> None:
+        """See `EvictionAction.check_crop`."""
+        if self.archive is not None:
+            raise ValueError(
+                f"Cannot take back {count} tokens: blocks have been moved to host memory since. Call "
+                "`cache.activate_past_recording()` before the forward that may be taken back."
+            )
+
+
+def _token_bytes(states: Tensor) -> int:
+    """What a token of all rows and heads takes, given states `[B, H, n, D]` of any number of tokens."""
+    return states.shape[0] * states.shape[1] * states.shape[3] * states.element_size()
+
+
+def _on_host(*tensors: Tensor) -> list[Tensor]:
+    """Bool and int64 tensors in host memory, by one copy: the one moment of a step in which the host waits."""
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return list(tensors)
+    packed = torch.cat([tensor.flatten().long() for tensor in tensors]).cpu()
+    parts = packed.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

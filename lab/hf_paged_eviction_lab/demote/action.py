@@ -43,9 +43,9 @@ class DemoteAction(StatefulAction[Demoted]):
 
     # ---- bytes ----------------------------------------------------------------------------------------------------
 
-    def slot_bytes(self, token_bytes: int) -> int:
-        """See `EvictionAction.slot_bytes`: of all bytes, the slots take what the share leaves."""
-        return int(-(-token_bytes // (1 - self.share)))
+    def bytes_for(self, keys: Tensor, values: Tensor, slot_bytes: int) -> tuple[int, int, int]:
+        """See `EvictionAction.bytes_for`: of all bytes, the slots take what the share leaves."""
+        return int(-(-slot_bytes // (1 - self.share))), 0, 0
 
     def _fitting(self, capacity: int) -> int:
         """Tokens that fit beside so many slots.
@@ -67,12 +67,12 @@ class DemoteAction(StatefulAction[Demoted]):
             )
         return room // size
 
-    @property
-    def demoted_tokens(self) -> int:
+    def stats(self) -> dict[str, int]:
+        """See `EvictionAction.stats`; `demoted_tokens` are averaged over sets of heads."""
         if not self.any:
-            return 0
+            return super().stats()
         positions = self.state.positions
-        return int((positions >= 0).sum()) // positions.shape[1]
+        return {**super().stats(), "demoted_tokens": int((positions >= 0).sum()) // positions.shape[1]}
 
     # ---- life -----------------------------------------------------------------------------------------------------
 

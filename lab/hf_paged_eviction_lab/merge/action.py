@@ -78,21 +78,13 @@ class MergeAction(StatefulAction[Merged]):
         merged = self.state
         mass = merged.mass if self._choosing is None else self._choosing
         self._choosing = None
-        if kept_indices is not None:
-            mass = mass.gather(-1, kept_indices.expand(-1, mass.shape[1], -1))
-        mass = _padded(mass, capacity)
+        held = positions.shape[-1]
         if kept_indices is not None:  # the index of a pad or dead slot means nothing
+            mass = mass.gather(-1, kept_indices.expand(-1, mass.shape[1], -1))[..., :held]
             mass = mass.masked_fill(positions < 0, 1.0)
+        mass = _padded(mass[..., :held], capacity)
         places = torch.full((*positions.shape[:2], capacity), -1, device=mass.device)
         self.use(Merged(mass, places, merged.threshold))
-
-    def move(self, order: Tensor | None, held: int) -> None:
-        """See `EvictionAction.move`."""
-        merged = self.state
-        mass, capacity = merged.mass, merged.mass.shape[-1]
-        if order is not None:
-            mass = mass.gather(-1, order.expand(-1, mass.shape[1], -1))
-        self.use(Merged(_padded(mass[..., :held], capacity), torch.full_like(merged.places, -1), merged.threshold))
 
     # ---- one token ------------------------------------------------------------------------------------------------
 
