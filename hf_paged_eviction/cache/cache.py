@@ -38,12 +38,12 @@ from ..naming.sizes import readable_bytes
 from ..options.cache_options import AUTO, CacheOptions
 from ..options.checked import CheckedOptions, check_config, check_flag
 from ..options.defaults import Default, choose
+from ..options.static import check_static, refusal
 from ..policies import EvictionPolicy
 from ..policies.needs import Heads
 from ..precision.base import Precision
 from ..queries.attention import ModelAttention
 from ..queries.handover import forget_handover, hand_over
-from ..static.checks import check_static, refusal
 from ..store.tensors import byte_count
 from ..table.bounds import spans_in
 from ..table.gaps import Positions

@@ -14,9 +14,9 @@ from ..integration.window import Window
 from ..masks.channel import MaskOffset
 from ..masks.padding import Padding, mask_of_slots
 from ..options.checked import CheckedOptions
+from ..options.static import check_static_attention
 from ..queries.attention import PAGED_EVICTION, ModelAttention
 from ..queries.handover import unattended
-from ..static.checks import check_static_attention
 from ..tensors.autocast import without_autocast
 from .moves import remove_hidden
 from .paged import PagedLayer

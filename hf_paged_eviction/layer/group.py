@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..static.slots import NextSlots
 from ..table.state import Counters, TableState, join
 from ..table.table import BlockTable, ScoreSlots
 from ..table.victims import choose
@@ -18,6 +17,7 @@ from ..tensors.graphs import static_zeros
 from ..tensors.parts import split_rows
 from .block_fill import BlockFill, SlotsOfTokens
 from .layer_state import LayerState
+from .next_slots import NextSlots
 from .scores import ask, in_slots
 
 #: Makes a context manager.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..queries.observer import Queries
 from ..queries.recorder import QueryRecorder
-from ..static.ring import QueryRing
+from ..queries.ring import QueryRing
 from ..store.pending import Pending
 from ..store.store import Arrived, no_mask
 from ..table.table import BlockTable

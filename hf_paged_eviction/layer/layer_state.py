@@ -10,8 +10,7 @@ from ..disposals import EvictionAction, Held
 from ..masks.padding import Padding
 from ..policies.scorer import Scorer
 from ..queries.recorder import QueryRecorder
-from ..static.ring import QueryRing
-from ..static.slots import NextSlots
+from ..queries.ring import QueryRing
 from ..store.arriving import Arrivals
 from ..store.pending import Offered, Pending
 from ..store.store import Store
@@ -22,6 +21,7 @@ from ..table.table import BlockTable
 from .block_fill import BlockFill
 from .exposed import ExposedStates
 from .memory_plan import MemoryPlan
+from .next_slots import NextSlots
 from .stats import LayerStats
 
 #: Keys and values for attention; None where they are read from the store.

@@ -11,12 +11,12 @@ from transformers.cache_utils import CacheLayerMixin
 from ..allocators.split import LayerBudget
 from ..attention.parts import Part, Read
 from ..disposals import AttentionCall, Disposal, Drop, Site
+from ..options.static import refusal
 from ..policies.needs import Heads
 from ..policies.scorer import Scorer
 from ..precision.few_bits import FewBits
 from ..queries.observer import Observer, Queries
 from ..queries.recorder import QueryRecorder
-from ..static.checks import refusal
 from ..store.coders import Plain
 from ..store.store import Store
 from ..table.budget import BlockBudget

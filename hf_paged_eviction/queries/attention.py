@@ -23,9 +23,8 @@ from ..masks.of_attention import additive, as_bias, biased, is_causal, marked_ma
 from ..tensors.autocast import autocast_on, without_autocast
 from ..tensors.graphs import leave_graphs
 from .arguments import check_understood
-from .handover import forget_handover, from_outside, receive
+from .handover import KeyOwner, forget_handover, from_outside, receive
 from .observer import Queries
-from .owner import KeyOwner
 
 #: For `model.set_attn_implementation` and `from_pretrained(attn_implementation=...)`.
 PAGED_EVICTION = "paged_eviction"

@@ -6,8 +6,7 @@ from typing import Any
 from torch import Tensor
 from transformers import DynamicCache
 
-from .handover import hand_over
-from .owner import KeyOwner
+from .handover import KeyOwner, hand_over
 
 
 class QueryHook(KeyOwner):

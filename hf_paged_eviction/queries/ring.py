@@ -3,10 +3,10 @@
 from torch import Tensor
 
 from ..attention.weights import Logits
-from ..queries.observer import Queries, load_queries
 from ..store.arriving import StateKind
 from ..tensors.graphs import static_zeros
 from ..tensors.saved import SavedState, StateDict
+from .observer import Queries, load_queries
 
 
 class QueryRing:
