@@ -83,9 +83,7 @@ class Rotary:
         out[..., self.width :] = states[..., self.width :]
         return out
 
-    def add_products(
-        self, products: Tensor, query: Tensor, state: Tensor, positions: Tensor, lengths: list[int] | None = None
-    ) -> Tensor:
+    def add_products(self, products: Tensor, query: Tensor, state: Tensor, positions: Tensor) -> Tensor:
         """Add to `products` the products of queries with `state` rotated to these positions, without rotating the
         state.
 
@@ -93,8 +91,7 @@ class Rotary:
             products: `[batch * heads, group, n]`, written to.
             query: `[batch * heads, group, head_dim]`, after rotary embedding.
             state: `[batch * heads, 1, head_dim]`, before rotary embedding.
-            positions: `[batch, 1 or heads, n]`; with lengths `[total]`.
-            lengths: how many of the positions are each head's, one after the other; products beyond do not change.
+            positions: `[batch, 1 or heads, n]`.
         """
         frequencies, scaling = self._on(query.device)[:2]
         one, other = self._pairs
@@ -104,16 +101,11 @@ class Rotary:
         odd = torch.addcmul(query_other * own, query_one, partner, value=-1)
         if self._scales:
             even, odd = even * scaling, odd * scaling
-        places = positions.flatten(0, 1) if lengths is None else positions
+        places = positions.flatten(0, 1)
         angles = places[..., None] * frequencies  # as in `rotate`
-        sums = products if lengths is not None else products.view(len(places), -1, products.shape[-1])
+        sums = products.view(len(places), -1, products.shape[-1])  # heads may share positions
         for share, wave in ((even, angles.cos()), (odd, angles.sin())):
-            waves = wave.to(query.dtype)
-            if lengths is None:  # all heads share these positions
-                sums.baddbmm_(share.view(len(places), -1, share.shape[-1]), waves.mT)
-            else:
-                for own, factors, part in zip(products, share, waves.split(lengths), strict=True):
-                    own[:, : len(part)].addmm_(factors, part.mT)
+            sums.baddbmm_(share.view(len(places), -1, share.shape[-1]), wave.to(query.dtype).mT)
         if self.width < query.shape[-1]:
             products.add_((query[..., self.width :] * state[..., self.width :]).sum(-1, keepdim=True))
         return products

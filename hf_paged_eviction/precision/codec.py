@@ -45,14 +45,12 @@ class Codes:
     """Encoded states of `n` tokens.
 
     Attributes:
-        packed: `[batch, kv_heads, n, bytes]` uint8; with lengths `[total, bytes]`.
-        levels: `[batch, kv_heads, n, 1]` bfloat16, the distance between two levels; with lengths `[total, 1]`.
-        lengths: see `Segments`.
+        packed: `[batch, kv_heads, n, bytes]` uint8.
+        levels: `[batch, kv_heads, n, 1]` bfloat16, the distance between two levels.
     """
 
     packed: Tensor
     levels: Tensor
-    lengths: list[int] | None = None
 
 
 class Codec:
@@ -217,10 +215,9 @@ class Codec:
 
     def products(self, query: Tensor, codes: Codes, row_statistics: RowStatistics, positions: Tensor) -> Tensor:
         """The products of queries `[B * H, G, dim]` with the decoded states, `[B * H, G, n]`, computed on the codes;
-        other arguments as in `encode`; with lengths, positions are `[total, 1]`, and products beyond the end of a
-        segment mean nothing."""
+        other arguments as in `encode`."""
         if self.bits is None:
-            return _products(query, codes.packed.to(query.dtype), codes)
+            return torch.bmm(query, codes.packed.to(query.dtype).flatten(0, 1).mT)
         mixed = query * row_statistics.sizes.flatten(0, 1) if self.centred else query
         mixed = mixed @ self.turn(query.shape[-1], query.dtype, query.device) if self.turned else mixed
         products = self._index_products(mixed, codes)
@@ -229,13 +226,11 @@ class Codec:
         mean = row_statistics.mean.flatten(0, 1).to(query.dtype)
         if self.rotary is None:
             return products.add_(query @ mean.mT)
-        return self.rotary.add_products(products, query, mean, positions[..., 0], codes.lengths)
+        return self.rotary.add_products(products, query, mean, positions[..., 0])
 
     def _index_products(self, vectors: Tensor, codes: Codes) -> Tensor:
         """Of vectors `[B * H, G, dim]` with the distances of all tokens from the middle: `[B * H, G, n]`."""
         bits, (sets, _, dim) = self.bits or 0, vectors.shape
-        if codes.lengths is not None:
-            return _products(vectors, unpack(codes.packed, bits, dim, vectors.dtype), codes, self._middle)
         total, levels = vectors.sum(-1, keepdim=True), codes.levels.flatten(0, 1).mT
         if not fuses():
             indices = unpack(codes.packed, bits, dim, vectors.dtype).view(sets, -1, dim)
@@ -251,15 +246,13 @@ class Codec:
         """The sums of the decoded states with `weights` `[B * H, G, n]`, `[B * H, G, dim]`, computed on the codes; for
         codecs that subtract no mean."""
         if self.bits is None:
-            return _sums(weights, codes.packed.to(weights.dtype), codes)
+            return torch.bmm(weights, codes.packed.to(weights.dtype).flatten(0, 1))
         sums = self._index_sums(weights, codes, dim)
         return sums @ self.turn(dim, sums.dtype, sums.device).mT if self.turned else sums
 
     def _index_sums(self, weights: Tensor, codes: Codes, dim: int) -> Tensor:
         """Of the distances of all tokens from the middle, by weights `[B * H, G, n]`: `[B * H, G, dim]`."""
         bits = self.bits or 0
-        if codes.lengths is not None:
-            return _sums(weights, unpack(codes.packed, bits, dim, weights.dtype), codes, self._middle)
         steps = weights * codes.levels.flatten(0, 1).mT
         total = steps.sum(-1, keepdim=True)
         if not fuses():
@@ -278,32 +271,6 @@ class Codec:
             with torch.inference_mode(False):
                 self._turns[key] = static(mixing_matrix(dim).to(device=device, dtype=dtype))
         return self._turns[key]
-
-
-def _products(vectors: Tensor, numbers: Tensor, codes: Codes, middle: float = 0.0) -> Tensor:
-    """`[B * H, G, dim]` times what lies in all slots, `[B * H, G, n]`: of segments their distance from `middle`, in
-    steps of their levels, if they have levels."""
-    if codes.lengths is None:
-        return torch.bmm(vectors, numbers.flatten(0, 1).mT)
-    products = vectors.new_zeros((*vectors.shape[:2], max(codes.lengths)))
-    parts = numbers.split(codes.lengths), codes.levels.split(codes.lengths)
-    totals = vectors.sum(-1, keepdim=True)
-    for own, vector, total, segment, levels in zip(products, vectors, totals, *parts, strict=True):
-        part = torch.addmm(total, vector, segment.mT, beta=-middle)
-        own[:, : len(segment)] = part.mul_(levels.mT) if levels.shape[1] else part
-    return products
-
-
-def _sums(weights: Tensor, numbers: Tensor, codes: Codes, middle: float = 0.0) -> Tensor:
-    """What lies in all slots, by weights `[B * H, G, n]`: `[B * H, G, dim]`. See `_products`."""
-    if codes.lengths is None:
-        return torch.bmm(weights, numbers.flatten(0, 1))
-    sums, parts = [], (numbers.split(codes.lengths), codes.levels.split(codes.lengths))
-    for own, segment, levels in zip(weights, *parts, strict=True):
-        steps = own[:, : len(segment)]
-        steps = steps * levels.mT if levels.shape[1] else steps
-        sums.append(torch.addmm(steps.sum(-1, keepdim=True), steps, segment, beta=-middle))
-    return torch.stack(sums)
 
 
 def _less(states: Tensor, offset: Tensor | None) -> Tensor:

@@ -52,15 +52,6 @@ class InCodes:
         columns = self.columns
         return columns.shape[2] if self.held is None or columns.layout.lengths is not None else self.held
 
-    def codes(self, part: str) -> Codes:
-        """The codes of the part "key" or "value"."""
-        return Codes(self._column(f"{part}_codes"), self._column(f"{part}_levels"), self.columns.layout.lengths)
-
-    def _column(self, name: str) -> Tensor:
-        """The slots of a column that attention reads; with lengths, all."""
-        column = self.columns[name]
-        return column[:, :, : self.slots] if self.columns.layout.lengths is None else column
-
     def read(self, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
         """Attention of one query per row, `[batch, 1, query_heads, dim]`, in float32 or wider, by torch operators.
 
@@ -69,18 +60,22 @@ class InCodes:
             mask: bool or additive, broadcastable to `[batch, query_heads, 1, slots or more]`; None = all are visible.
         """
         exact, (row_statistics, _) = self.exact, self.exact.row_statistics()
+        columns = self.columns.first(self.slots)
+        key_codes, value_codes = (
+            Codes(columns[f"{part}_codes"], columns[f"{part}_levels"]) for part in ("key", "value")
+        )
         (rows, heads, _, dim), (sets, places) = query.shape, exact.slots.shape[1:]
         queries = (
             query.reshape(rows * sets, -1, dim).to(torch.promote_types(query.dtype, torch.float32)) * logits.scaling
         )
-        products = self.codecs[0].products(queries, self.codes("key"), row_statistics, self._column("positions"))
+        products = self.codecs[0].products(queries, key_codes, row_statistics, columns["positions"])
         beside = torch.bmm(queries, exact.keys.flatten(0, 1).to(queries.dtype).mT)
         products = torch.cat([products, beside], dim=-1).view(rows, sets, -1, products.shape[-1] + places)
         if logits.softcap is not None:
             products = (products / logits.softcap).tanh() * logits.softcap
         weights = _softmax(self._hide(products, mask), logits.sinks).flatten(0, 1)
         rounded, beside = weights.split([products.shape[-1] - places, places], dim=-1)
-        output = self.codecs[1].weighted(rounded, self.codes("value"), self.dim)
+        output = self.codecs[1].weighted(rounded, value_codes, self.dim)
         output = output.baddbmm_(beside, exact.values.flatten(0, 1).to(queries.dtype))
         return output.reshape(rows, 1, heads, self.dim)
 
