@@ -89,23 +89,22 @@ class DisposalContext:
     Attributes:
         config: of the model's decoder.
         sizes: budget and protected tokens.
-        policy, heads: of the cache.
+        policy: of the cache.
         static: whether steps are compiled.
         uniform: whether all layers, rows and heads hold equally many tokens.
         latent: whether the model caches latents (MLA).
         positions: "text" or "cache", of the cache.
-        coded: the option that stores keys or values in fewer bits or numbers, such as "bits="; "" if there is none.
+        coded: whether keys or values are stored in fewer bits or numbers (`bits=`).
     """
 
     config: Any
     sizes: BlockBudget
     policy: EvictionPolicy
-    heads: Heads
     static: bool
     uniform: bool
     latent: bool
     positions: str
-    coded: str
+    coded: bool
 
     def refuse(self, disposal: str, **reasons: str) -> None:
         """Raise an error if the cache is of one of these kinds.
@@ -129,7 +128,7 @@ class DisposalContext:
             "mixed": (mixes_heads(self.config), f"{self.config.model_type}, whose attention mixes KV heads"),
             "share": (self.sizes.keep_ratio is not None, "a share as budget"),
             "memory": (self.sizes.in_bytes, "bytes as budget"),
-            "coded": (self.coded != "", self.coded),
+            "coded": (self.coded, "bits="),
             "positions": (self.positions != "text", f"positions={self.positions!r}"),
         }
         for kind, reason in reasons.items():

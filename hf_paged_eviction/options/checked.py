@@ -180,12 +180,11 @@ class CheckedOptions:
                 config.get_text_config(decoder=True),
                 sizes,
                 policy,
-                heads,
                 user_options.static,
                 uniform=isinstance(shares, Uniform),
                 latent=latent,
                 positions=user_options.positions,
-                coded="" if precision is None else "bits=",
+                coded=precision is not None,
             )
         )
         return cls(

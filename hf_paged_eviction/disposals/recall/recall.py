@@ -113,7 +113,7 @@ class Recall(Disposal):
             mixed="attention would read recalled keys and values head by head. Use disposal='drop'",
             share="the number of blocks that a query may ask for depends on the budget in tokens. Use tokens or bytes",
             **({} if self.length is not None else long),
-            coded=f"blocks are moved to host memory and back unrounded. Leave out {context.coded}",
+            coded="blocks are moved to host memory and back unrounded. Leave out bits=",
             positions="each step may bring back other blocks, so all keys in the slots would have to be rotated again "
             "at every step, and a forward of several tokens would still attend to the whole text. Use positions='text'",
         )
@@ -155,7 +155,7 @@ class RecallAction(EvictionAction):
 
     plans = reads = picks_blocks = True
 
-    def __init__(self, settings: "Recall", site: Site) -> None:
+    def __init__(self, settings: Recall, site: Site) -> None:
         self.settings, self.site = settings, site
         self.leader: RecallAction | None = None
         self.clear()

@@ -60,5 +60,5 @@ class Demote(Disposal):
 
     def check(self, context: DisposalContext) -> None:
         """See `Disposal.check`."""
-        coded = f"tokens in the slots stay in full precision, that is what demoting is. Leave out {context.coded}"
+        coded = "tokens in the slots stay in full precision, that is what demoting is. Leave out bits="
         context.refuse(self.name, **BESIDE, coded=coded)

@@ -88,7 +88,7 @@ class Fold(Disposal):
             self.label,
             **BESIDE,
             memory="the state's would come on top. Use tokens",
-            coded=f"the kernels were fitted to keys as the model makes them. Leave out {context.coded}",
+            coded="the kernels were fitted to keys as the model makes them. Leave out bits=",
         )
         self.kernels.check_model(context.config)
         self.kernels.check_policy(context.policy.label)

@@ -74,7 +74,7 @@ class Merge(Disposal):
         context.refuse(
             self.label,
             latent="how alike latents are says little of the keys made of them. Use disposal='drop'",
-            coded=f"each merge would round the token that takes others in anew. Leave out {context.coded}",
+            coded="each merge would round the token that takes others in anew. Leave out bits=",
         )
         if self.values_only:
             context.refuse(self.label, shared="the others would not learn of the counts. Use disposal='merge'")
