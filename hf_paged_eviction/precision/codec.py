@@ -58,7 +58,6 @@ class Codec:
 
     Attributes:
         centred: whether a mean is subtracted and channels are divided by their sizes.
-        readable: whether attention may read codes without decoding, by `products` and `weighted`.
 
     Args:
         bits: one of `BITS`; None = do not round, so that only keys or only values are encoded.
@@ -66,8 +65,6 @@ class Codec:
         centred: see above.
         rotary: rotary embedding of these states; None = none, or not known.
     """
-
-    readable = True
 
     def __init__(
         self, bits: int | None, turned: bool = False, centred: bool = False, rotary: Rotary | None = None
@@ -181,17 +178,17 @@ class Codec:
         return zip(*(part.unbind() for part in self._round(numbers, torch.stack(reaches))), strict=True)
 
     @property
-    def _middle(self) -> float:
+    def middle(self) -> float:
         """Zero, as an index."""
         return ((1 << (self.bits or 0)) - 1) / 2
 
     def _round(self, numbers: Tensor, reach: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Indices, distances and squared errors per token with levels from `-reach` to `reach`."""
-        levels = (reach / self._middle).to(LEVELS)
+        levels = (reach / self.middle).to(LEVELS)
         step = levels.to(numbers.dtype)
         per_step = torch.where(levels > 0, step.reciprocal(), 0.0)
-        index = (numbers * per_step + self._middle).round().clamp(0, 2 * self._middle)
-        error = ((index - self._middle) * step).sub(numbers).square()
+        index = (numbers * per_step + self.middle).round().clamp(0, 2 * self.middle)
+        error = ((index - self.middle) * step).sub(numbers).square()
         return index, levels, error.sum(-1, keepdim=True)
 
     def decode(
@@ -206,63 +203,12 @@ class Codec:
         if self.bits is None:
             return codes.packed.clone()
         wide = torch.promote_types(dtype, torch.float32)
-        numbers = ((unpack(codes.packed, self.bits, dim, wide) - self._middle) * codes.levels.to(wide)).to(dtype)
+        numbers = ((unpack(codes.packed, self.bits, dim, wide) - self.middle) * codes.levels.to(wide)).to(dtype)
         if self.turned:
             numbers = numbers @ self.turn(dim, dtype, numbers.device).mT
         if self.centred and row_statistics is not None and positions is not None:
             numbers = numbers.mul_(row_statistics.sizes).add_(self._offset(row_statistics.mean, positions))
         return numbers
-
-    def products(self, query: Tensor, codes: Codes, row_statistics: RowStatistics, positions: Tensor) -> Tensor:
-        """The products of queries `[B * H, G, dim]` with the decoded states, `[B * H, G, n]`, computed on the codes;
-        other arguments as in `encode`."""
-        if self.bits is None:
-            return torch.bmm(query, codes.packed.to(query.dtype).flatten(0, 1).mT)
-        mixed = query * row_statistics.sizes.flatten(0, 1) if self.centred else query
-        mixed = mixed @ self.turn(query.shape[-1], query.dtype, query.device) if self.turned else mixed
-        products = self._index_products(mixed, codes)
-        if not self.centred:
-            return products
-        mean = row_statistics.mean.flatten(0, 1).to(query.dtype)
-        if self.rotary is None:
-            return products.add_(query @ mean.mT)
-        return self.rotary.add_products(products, query, mean, positions[..., 0])
-
-    def _index_products(self, vectors: Tensor, codes: Codes) -> Tensor:
-        """Of vectors `[B * H, G, dim]` with the distances of all tokens from the middle: `[B * H, G, n]`."""
-        bits, (sets, _, dim) = self.bits or 0, vectors.shape
-        total, levels = vectors.sum(-1, keepdim=True), codes.levels.flatten(0, 1).mT
-        if not fuses():
-            indices = unpack(codes.packed, bits, dim, vectors.dtype).view(sets, -1, dim)
-            return torch.baddbmm(total, vectors, indices.mT, beta=-self._middle).mul_(levels)
-        sums = [-self._middle * total]
-        for factor, planes in planes_of(codes.packed.flatten(0, 1)[:, None], bits, dim):
-            pairs = zip(planes, split_channels(vectors * factor, len(planes)), strict=True)
-            parts = [index.to(vectors.dtype) * weight[..., None, :] for index, weight in pairs]
-            sums.append(sum(parts[1:], parts[0]).sum(-1))
-        return sum(sums[1:], sums[0]) * levels
-
-    def weighted(self, weights: Tensor, codes: Codes, dim: int) -> Tensor:
-        """The sums of the decoded states with `weights` `[B * H, G, n]`, `[B * H, G, dim]`, computed on the codes; for
-        codecs that subtract no mean."""
-        if self.bits is None:
-            return torch.bmm(weights, codes.packed.to(weights.dtype).flatten(0, 1))
-        sums = self._index_sums(weights, codes, dim)
-        return sums @ self.turn(dim, sums.dtype, sums.device).mT if self.turned else sums
-
-    def _index_sums(self, weights: Tensor, codes: Codes, dim: int) -> Tensor:
-        """Of the distances of all tokens from the middle, by weights `[B * H, G, n]`: `[B * H, G, dim]`."""
-        bits = self.bits or 0
-        steps = weights * codes.levels.flatten(0, 1).mT
-        total = steps.sum(-1, keepdim=True)
-        if not fuses():
-            indices = unpack(codes.packed, bits, dim, steps.dtype).view(len(steps), -1, dim)
-            return torch.baddbmm(total, steps, indices, beta=-self._middle)
-        sums = [-self._middle * total]
-        for factor, planes in planes_of(codes.packed.flatten(0, 1)[:, None], bits, dim):
-            parts = [(index.to(steps.dtype) * steps[..., None]).sum(-2) for index in planes]
-            sums.append(torch.cat(parts, dim=-1)[..., :dim] * factor)
-        return sum(sums[1:], sums[0])
 
     def turn(self, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The orthogonal matrix that mixes channels, `[dim, dim]`."""
@@ -277,12 +223,6 @@ def _less(states: Tensor, offset: Tensor | None) -> Tensor:
     """In float32 or wider, and finite."""
     numbers = states.to(torch.promote_types(states.dtype, torch.float32))
     return (numbers if offset is None else numbers - offset).clamp(-_LARGEST, _LARGEST)
-
-
-def fuses() -> bool:
-    """Whether to write products as sums of broadcast products. A compiler fuses them with unpacking; in eager mode each
-    operation would store all products."""
-    return torch.compiler.is_compiling()
 
 
 def packed_width(dim: int, bits: int) -> int:
@@ -350,13 +290,6 @@ def planes_of(packed: Tensor, bits: int, dim: int) -> Iterator[tuple[int, list[T
         shifted = [held, *(held >> (plane * part) for part in range(1, parts))]
         yield 2**lower, [part & (2**plane - 1) for part in shifted[:-1]] + shifted[-1:]
         start, lower = start + width, lower + plane
-
-
-def split_channels(states: Tensor, parts: int) -> tuple[Tensor, ...]:
-    """Split states into parts of channels as `pack` does, padded with zeros."""
-    width = -(-states.shape[-1] // parts)
-    padded: Tensor = torch.nn.functional.pad(states, (0, width * parts - states.shape[-1]))
-    return tuple(padded.narrow(-1, part * width, width) for part in range(parts))
 
 
 def mixing_matrix(dim: int) -> Tensor:

@@ -12,8 +12,8 @@ from ..store.coders import KeysValues, Visible
 from ..store.columns import Columns, States
 from ..store.exact import Exact
 from . import fused
-from .codec import LEVELS, Codec, Codes, fuses
-from .in_codes import InCodes
+from .codec import LEVELS, Codec, Codes
+from .in_codes import InCodes, fuses
 
 #: This many protected first tokens are not rounded, because models attend to them more than to any others. On SmolLM2
 #: more of them change nothing; rounding them too costs three times as much as rounding all other tokens.
@@ -100,10 +100,9 @@ class FewBits:
         return keys, values
 
     def reader(self, columns: Columns, like: Tensor, held: int | None, visible: Visible) -> Reader | None:
-        """See `Coder.reader`; None for latents, which attention on codes does not support, and where it would be
-        slower."""
-        keys, values = self.codecs
-        readable = keys.readable and values.readable and not values.centred
+        """See `Coder.reader`; None for latents and for codes of another package, which attention on codes does not
+        support, and where it would be slower."""
+        readable = all(type(codec) is Codec for codec in self.codecs) and not self.codecs[1].centred
         few = prod(columns["key_codes"].shape[:-1]) < FEW
         if not readable or (few and not fuses() and not fused.available(like.device)):
             return None

@@ -12,7 +12,7 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.attention.in_place import carried
 from hf_paged_eviction.attention.parts import Part, join, read
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.precision import codec, few_bits, fused
+from hf_paged_eviction.precision import few_bits, fused, in_codes
 from hf_paged_eviction.precision.in_codes import InCodes
 from hf_paged_eviction.store.store import Store
 
@@ -67,7 +67,7 @@ def test_reading_is_decoding(
     attend: Any = carried(store.carrier(keys[:, :, :1]))  # type: ignore[arg-type]
     for fuses, shown in ((False, visible), (True, bias)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(codec, "fuses", lambda fuses=fuses: fuses)
+            patch.setattr(in_codes, "fuses", lambda fuses=fuses: fuses)
             output = attend(query, shown, logits).transpose(1, 2)
         assert_close(output, expected)
 

@@ -25,8 +25,6 @@ class RankCodec(Codec):
         local_heads: which of the heads are here.
     """
 
-    readable = False
-
     def __init__(self, axes: Axes, rank: int, bits: int | None, local_heads: LocalHeads) -> None:
         # Coefficients differ in size, the first are the largest: mixed, they share levels fairly.
         super().__init__(bits, turned=True)
