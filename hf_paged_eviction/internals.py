@@ -9,7 +9,6 @@ from .allocators import (
     FixedAllocator,
     Uniform,  # a policy name without an allocator
 )
-from .allocators.by_layer import fixed_shares
 from .allocators.registry import ALLOCATORS  # which names stand before a file; what a plugin registers
 from .allocators.share import share_out
 from .attention.parts import Part, Read, join, read
@@ -161,7 +160,6 @@ __all__ = [
     "file_digest",
     "fingerprint",
     "first_tokens",
-    "fixed_shares",
     "fold",
     "forget_last_text",
     "gather_slots",

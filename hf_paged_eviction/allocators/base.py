@@ -1,6 +1,7 @@
 """What shares the budget out among layers and KV heads."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 from ..attention.weights import Attention
 from ..naming import Named
 from ..policies import Statistics
+from ..table.budget import BlockBudget
+from .share import in_whole_blocks, share_out
 
 
 class BudgetAllocator(Named):
@@ -35,6 +38,14 @@ class BudgetAllocator(Named):
             ValueError: it cannot; the message names the difference.
         """
 
+    def budgets(self, mean: BlockBudget, layers: int) -> list[BlockBudget]:
+        """The budget of each paged layer before the first forward."""
+        return [mean] * layers
+
+    def most_stored(self, mean: BlockBudget, layers: int, rows: int) -> int:
+        """Tokens per row that the storage of all layers together may have room for."""
+        return mean.capacity * layers
+
 
 class FixedAllocator(BudgetAllocator, ABC):
     """Decides the shares by the index of the layer and the number of tokens of the row, and by nothing else.
@@ -59,6 +70,18 @@ class FixedAllocator(BudgetAllocator, ABC):
             tokens: `[rows]` int64, number of tokens of each row.
         """
         return [torch.full((len(tokens), 1), weight, device="cpu") for weight in self.weights(layers, budget)]
+
+    def limits(self, mean: BlockBudget, layers: int, tokens: Tensor) -> list[Tensor]:
+        """The shares in tokens, `[rows, 1 or kv_heads]` int64 on the CPU for each layer; arguments as in `shares`."""
+        return in_whole_blocks(self.shares(layers, mean.capacity, tokens), mean, tokens)
+
+    def most_stored(self, mean: BlockBudget, layers: int, rows: int) -> int:
+        """See `BudgetAllocator.most_stored`. A layer's storage is as long as its longest row: in a batch, the first
+        layers may be long for one row and the last ones for another."""
+        if rows == 1 or self.per_head:
+            return super().most_stored(mean, layers, rows)
+        total = torch.tensor([mean.capacity * layers], device="cpu")
+        return sum(max(int(tokens), mean.capacity) for tokens in self.limits(mean, layers, total))
 
 
 class LayerAllocator(BudgetAllocator, ABC):
@@ -105,6 +128,12 @@ class LayerAllocator(BudgetAllocator, ABC):
         """
         return preferences
 
+    def settle(self, preferences: Sequence[Tensor], mean: BlockBudget, tokens: Tensor) -> list[Tensor]:
+        """Like `FixedAllocator.limits`, of layers with these preferences `[batch, 1 or kv_heads]`."""
+        weights = self.weights(torch.cat(list(preferences), dim=1), mean.capacity)
+        widths = [preference.shape[1] for preference in preferences]
+        return in_whole_blocks(weights.split(widths, dim=1), mean, tokens)
+
 
 class HeadAllocator(BudgetAllocator, ABC):
     """Divides the budget of a layer among its KV heads, by the scores of its tokens."""
@@ -119,3 +148,14 @@ class HeadAllocator(BudgetAllocator, ABC):
             scores: `[batch, kv_heads, tokens]` float32, high = keep; inf = protected, -inf = a pad.
             budget: mean share of a head in tokens.
         """
+
+    def within(self, scores: Tensor, mean: BlockBudget, tokens: Tensor, least: Tensor) -> Tensor:
+        """The shares in tokens, `[batch, kv_heads]` int64 on the CPU.
+
+        Args:
+            scores: as in `weights`.
+            mean: budget of the layer.
+            tokens, least: `[batch]` number of tokens of each row, and smallest share in tokens.
+        """
+        size, total = mean.block_size, mean.capacity // mean.block_size * scores.shape[1]
+        return share_out(self.weights(scores, mean.capacity), total, least // size, -(-tokens // size)) * size

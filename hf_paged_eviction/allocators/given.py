@@ -1,9 +1,11 @@
 """A share for every layer, given by the user."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..table.budget import BlockBudget
+from ..table.budget import BlockBudget, whole_number
 from .base import BudgetAllocator
+from .uniform import Uniform
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,24 @@ class Given(BudgetAllocator):
 
     tokens: tuple[int, ...]
 
-    def budgets(self, sizes: BlockBudget, layers: int) -> list[BlockBudget]:
+    @classmethod
+    def of(cls, tokens: Sequence[int], allocator: BudgetAllocator) -> "Given":
+        """A user's list as an allocator.
+
+        Raises:
+            TypeError: an entry is no whole number.
+            ValueError: the list is empty, or the user also chose an allocator.
+        """
+        if not isinstance(allocator, Uniform):
+            raise ValueError(
+                f"allocator= divides one budget: give a single number with {allocator.name!r}, or a list of budgets "
+                "without an allocator."
+            )
+        if not tokens:
+            raise ValueError("budget= is an empty list: give one number per paged layer.")
+        return cls(tuple(whole_number(f"budget[{at}]", count, 1) for at, count in enumerate(tokens)))
+
+    def budgets(self, mean: BlockBudget, layers: int) -> list[BlockBudget]:
         """Make one budget per paged layer.
 
         Raises:
@@ -27,5 +46,5 @@ class Given(BudgetAllocator):
                 f"{len(self.tokens)} budgets were given for the {layers} layers of this model that are paged. Give one "
                 "for each, or a single number for all."
             )
-        rest = (sizes.block_size, sizes.protected, sizes.recent, sizes.spans)
+        rest = (mean.block_size, mean.protected, mean.recent, mean.spans)
         return [BlockBudget.validate(tokens, *rest) for tokens in self.tokens]

@@ -1,10 +1,31 @@
 """Whole blocks shared out in proportion to weights."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from ..table.budget import BlockBudget
+
 #: Remainders that differ by less are equal: that is the noise of sums.
 _NOISE = 1e-9
+
+
+def in_whole_blocks(weights: Sequence[Tensor], mean: BlockBudget, tokens: Tensor) -> list[Tensor]:
+    """Divide the budget of several layers in proportion to weights.
+
+    Args:
+        weights: `[rows, n]` for each layer, see `share_out`.
+        mean: mean share.
+        tokens: `[rows]` number of tokens of each row, beyond which a share is of no use.
+
+    Returns:
+        `[rows, n]` int64 tokens for each layer, on the CPU.
+    """
+    size, widths = mean.block_size, [layer_weights.shape[1] for layer_weights in weights]
+    every = torch.cat([layer_weights.cpu() for layer_weights in weights], dim=1)
+    blocks = share_out(every, mean.capacity // size * sum(widths), mean.smallest // size, -(-tokens // size))
+    return list((blocks * size).split(widths, dim=1))
 
 
 def share_out(weights: Tensor, total: int, least: int | Tensor, most: Tensor | None = None) -> Tensor:

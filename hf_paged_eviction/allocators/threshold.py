@@ -1,5 +1,6 @@
 """One threshold over all layers and KV heads."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -7,13 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..integration.heads import LocalHeads
 from ..policies import EvictionPolicy
 from ..ranking import DROP, KEEP
 from ..table.budget import BlockBudget
 from .base import BudgetAllocator
 from .registry import register_allocator
-from .split import BudgetSplit, LayerBudget, refuse_processes
 
 
 @register_allocator("global")
@@ -39,6 +38,29 @@ class Global(BudgetAllocator):
     paper: ClassVar[str | None] = "2505.23416"
     per_head: ClassVar[bool] = True
 
+    def settle(self, ranks: Sequence[Tensor], mean: BlockBudget, tokens: Tensor) -> list[Tensor]:
+        """The shares in tokens, `[rows, sets]` int64 for each layer.
+
+        Args:
+            ranks: of the tokens that each layer could keep, `[rows, sets, n]`, see `certain_first`.
+            mean: mean share.
+            tokens: not used; a share never exceeds the number of ranked tokens but by what all sets get.
+        """
+        capacity, counts = mean.capacity, _among_best(ranks, mean.capacity)
+        sets = sum(count.shape[1] for count in counts)
+        most = torch.stack([count.amax(-1) for count in counts]).amax(0)[:, None]  # [rows, 1]
+        spare = (capacity * sets - torch.cat(counts, dim=1).sum(-1, keepdim=True)).clamp_min(0) // sets
+        return [torch.where(most <= capacity, capacity, count + spare) for count in counts]
+
+
+def certain_first(ranks: Tensor, least: Tensor) -> Tensor:
+    """Sort ranks `[rows, sets, n]`, highest first, and raise the first `least` `[rows]` of each set to `KEEP`, even if
+    the set has fewer tokens."""
+    missing = max(int(least.max()) - ranks.shape[-1], 0)
+    ranks = pad(ranks.sort(dim=-1, descending=True).values, (0, missing), value=DROP)
+    certain = torch.arange(ranks.shape[-1], device=ranks.device) < least[:, None, None]
+    return ranks.masked_fill(certain, KEEP)
+
 
 def check_common_unit(policy: EvictionPolicy) -> None:
     """Refuse policies whose scores cannot be compared across layers and heads.
@@ -55,70 +77,8 @@ def check_common_unit(policy: EvictionPolicy) -> None:
         )
 
 
-class ThresholdSplit(BudgetSplit):
-    """Gives each row and KV head a budget, by one threshold over the tokens of all layers."""
-
-    unequal = settles = compares = has_state = True
-
-    def __init__(self, mean: BlockBudget) -> None:
-        super().__init__(mean)
-        self._ranks: dict[int, Tensor] = {}  # by place, [B, sets, tokens]; empty between the decisions
-
-    # ---- what layers ask ------------------------------------------------------------------------------------------
-
-    def check(self, layer: LayerBudget, kv_heads: int, local_heads: LocalHeads) -> None:
-        """See `BudgetSplit.check`."""
-        refuse_processes("global", "all layers", kv_heads, local_heads)
-
-    def for_policy(self, layer: LayerBudget) -> int | Tensor:
-        """See `LayerBudget.for_policy`."""
-        return self.mean.tokens or layer.now.capacity
-
-    def rank(self, layer: LayerBudget, ranks: Tensor, min_tokens: Tensor) -> None:
-        """See `BudgetSplit.rank`."""
-        if self.mean.tokens is None:
-            self.begin(layer.now)
-        min_tokens = min_tokens.clamp_max(self.mean.capacity)
-        missing = max(int(min_tokens.max()) - ranks.shape[-1], 0)
-        ranks = pad(ranks.sort(dim=-1, descending=True).values, (0, missing), value=DROP)
-        certain = torch.arange(ranks.shape[-1], device=ranks.device) < min_tokens[:, None, None]
-        self._ranks[layer.place] = ranks.masked_fill(certain, KEEP)
-
-    def settle(self, real: Tensor) -> None:
-        """See `BudgetSplit.settle`."""
-        mean, ranks, self._ranks = self.mean.capacity, [self._ranks[place] for place in range(self.layers)], {}
-        counts = _among_best([layer_ranks.to(real.device) for layer_ranks in ranks], mean)
-        sets = sum(count.shape[1] for count in counts)
-        most = torch.stack([count.amax(-1) for count in counts]).amax(0)[:, None]  # [B, 1]
-        spare = (mean * sets - torch.cat(counts, dim=1).sum(-1, keepdim=True)).clamp_min(0) // sets
-        for place, count in enumerate(counts):
-            self._tokens[place] = torch.where(most <= mean, mean, count + spare).to(ranks[place].device)
-
-    def divide_anew(self, real: Tensor) -> None:
-        """See `BudgetSplit.divide_anew`."""
-        self.settle(real)
-
-    def max_tokens(self, layer: LayerBudget, pinned: Tensor, positions: Tensor, min_tokens: Tensor) -> Tensor | None:
-        """See `BudgetSplit.max_tokens`."""
-        tokens, mean = self.tokens(layer.place), self.mean.tokens or layer.now.capacity
-        if tokens is None:
-            return torch.full(pinned.shape[:2], mean, device=positions.device)
-        return tokens.to(positions.device)
-
-    # ---- what happens to the cache --------------------------------------------------------------------------------
-
-    def clear(self) -> None:
-        """See `BudgetSplit.clear`."""
-        super().clear()
-        self._ranks = {}
-
-    def _mean(self, total: int, sets: int) -> int:
-        size = self.mean.block_size
-        return -(-total // (sets * size)) * size
-
-
-def _among_best(ranks: list[Tensor], mean: int) -> list[Tensor]:
-    """`[B, sets]` per layer: number of tokens with these ranks `[B, sets, tokens]` that are among the best of all
+def _among_best(ranks: Sequence[Tensor], mean: int) -> list[Tensor]:
+    """`[rows, sets]` per layer: number of tokens with these ranks `[rows, sets, n]` that are among the best of all
     layers, of which `mean` for each set may stay."""
     flat = torch.cat([layer_ranks.flatten(1) for layer_ranks in ranks], dim=1)
     total = mean * sum(layer_ranks.shape[1] for layer_ranks in ranks)

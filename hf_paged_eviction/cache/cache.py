@@ -15,7 +15,6 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ..allocators import BudgetAllocator, Given
-from ..allocators.budgets import layer_budgets
 from ..disposals import Disposal
 from ..integration.models import cross_attention_layers, is_paged, layer_plan, warn_of_surprises
 from ..integration.turns import SeenTokens
@@ -146,7 +145,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         # The decoder's own prompt is a start token, so it has no pads.
         self._padding = Padding(mask, expected=alone)
         builder = LayerBuilder(options)
-        self._split = builder.split
+        self._limits = builder.limits
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
         self._evicting = [layer for _, layer in self.paged_layers]
         self._first_paged = next((at for at, _ in self.paged_layers), None)
@@ -199,12 +198,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
 
         None before the first forward if the budget is a share or bytes.
         """
-        sizes = self._split.mean
-        if sizes.tokens is not None and not isinstance(self._options.allocator, Given):
-            return sizes.tokens
-        shares = [layer.budget.tokens for _, layer in self.paged_layers]
-        sizes_known = [tokens for tokens in shares if tokens is not None]
-        return sum(sizes_known) // len(sizes_known) if len(sizes_known) == len(shares) and sizes_known else None
+        allocator = self._options.allocator
+        if isinstance(allocator, Given):
+            return sum(allocator.tokens) // len(allocator.tokens)
+        return self._limits.mean.tokens
 
     @property
     def disposal(self) -> Disposal:
@@ -387,7 +384,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         batch = next((layer.table.rows for _, layer in self.paged_layers if layer.get_seq_length()), None)
         if batch is not None:
             self._padding.map_rows(change, batch)
-            self._split.map_rows(change)
+            self._limits.map_rows(change)
 
     def activate_past_recording(self) -> None:
         """Keep new tokens pending, so that `crop` can take them back exactly. The next forward commits them."""
@@ -448,7 +445,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         new_spans = options.sizes.spans
         of_rows(new_spans, rows)
         self._forwards.commit()
-        self._split.protect(new_spans)
+        self._limits.protect(new_spans)
         for layer in self._evicting:
             layer.state.budget.protect(new_spans)
             if layer.state.table is not None:
@@ -487,9 +484,9 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         layers = self._evicting
         self._forwards.commit()
         self._options = options
-        self._split.shrink(options.sizes)
+        self._limits.shrink(options.sizes)
         self._plan.divide()
-        for layer, share in zip(layers, layer_budgets(options.sizes, options.allocator, len(layers)), strict=True):
+        for layer, share in zip(layers, options.allocator.budgets(options.sizes, len(layers)), strict=True):
             shrink(layer.state, share)
 
     def check_shrink(self, budget: int | Sequence[int]) -> CheckedOptions:
@@ -580,7 +577,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             context.refuse_other_model(config, model.config)
             weights = weights_digest(model)
         files = {**self.policy.file_digests, **self.allocator.file_digests}
-        parts = self.layers, self._padding, self._split
+        parts = self.layers, self._padding, self._limits
         context.save(path, config, settings, *parts, input_ids, weights, files)
 
     @classmethod
@@ -630,7 +627,7 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             cache._weights = saved.weights or cache._weights
             if recording:
                 cache.activate_past_recording()
-            parts, static = (cache.layers, cache._padding, cache._split), cache._plan.static
+            parts, static = (cache.layers, cache._padding, cache._limits), cache._plan.static
             all_real = context.load(saved, config, *parts, device, static)
             if cache._plan.static:
                 cache._plan.resume(all_real)

@@ -12,8 +12,8 @@ import transformers
 from torch import Tensor
 
 from ..allocators import BudgetAllocator
+from ..allocators.limits import Limits
 from ..allocators.registry import ALLOCATORS
-from ..allocators.split import BudgetSplit
 from ..integration.models import is_latent_attention
 from ..layer import saved_layer
 from ..layer.hybrid import HybridLayer, paged_part
@@ -57,7 +57,7 @@ def save(
     settings: Mapping[str, Any],
     layers: Sequence[Any],
     padding: Padding,
-    split: BudgetSplit,
+    limits: Limits,
     input_ids: Tensor | None,
     weights: str | None,
     policy_files: Mapping[str, str],
@@ -67,7 +67,7 @@ def save(
     Args:
         config: `model.config`.
         settings: arguments that make such a cache, as JSON.
-        layers, padding, split: parts of the cache.
+        layers, padding, limits: parts of the cache.
         input_ids: see `PagedEvictionCache.save`.
         weights: digest of the weights; None if it is not known.
         policy_files: digests of the files of policy and allocator, see `EvictionPolicy.file_digests`.
@@ -79,7 +79,7 @@ def save(
     state = {
         "layers": [layer_state(index, layer) for index, layer in enumerate(layers)],
         "padding": padding.state_dict(),
-        "sharing": split.state_dict() if split.has_state else None,
+        "limits": limits.state_dict(),
     }
     first = next((part for part in map(paged_part, layers) if part is not None), None)
     if first is None or first.state.table is None:
@@ -241,7 +241,7 @@ def load(
     config: Any,
     layers: Sequence[Any],
     padding: Padding,
-    split: BudgetSplit,
+    limits: Limits,
     devices: Devices,
     static: bool,
 ) -> list[bool | None]:
@@ -258,10 +258,7 @@ def load(
     state = SavedState(saved.tree, dict(saved.tensors), places[first])
     rows, seen = saved.rows, saved.seen
     padding.load_state(state.part("padding"), rows)
-    if state.has("sharing") != split.has_state:
-        raise ValueError("its layers share a budget and those of this cache do not, or the other way round")
-    if split.has_state:
-        split.load_state(state.part("sharing"), rows)
+    limits.load_state(state.part("limits"), rows)
     all_real: list[bool | None] = []
     for part, layer in zip(state.parts("layers", places), layers, strict=True):
         if isinstance(layer, HybridLayer) and part is not None:

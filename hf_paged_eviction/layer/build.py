@@ -4,12 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ..allocators import FixedAllocator, HeadAllocator, LayerAllocator, Uniform
-from ..allocators.budgets import layer_budgets, most_stored
-from ..allocators.by_head import HeadSplit
-from ..allocators.by_layer import LayerSplit
-from ..allocators.split import BudgetSplit
-from ..allocators.threshold import Global, ThresholdSplit
+from ..allocators.limits import Limits
 from ..integration.heads import LocalHeads
 from ..integration.model_rotary import UnknownRotaryError, known_rotaries, layer_rotaries
 from ..integration.models import is_latent_attention, is_paged
@@ -28,7 +23,7 @@ class LayerBuilder:
     """Makes the paged layers of one cache.
 
     Attributes:
-        split: divides the budget among the layers.
+        limits: how many tokens each layer may hold.
 
     Args:
         options: the user's options; their combination has been checked.
@@ -36,7 +31,7 @@ class LayerBuilder:
 
     def __init__(self, options: CheckedOptions) -> None:
         self._options = options
-        self.split = make_split(options)
+        self.limits = Limits(options.allocator, options.sizes)
 
     def _codecs(
         self, config: Any, index: int, local_heads: LocalHeads, rotary: Rotary | None
@@ -61,7 +56,7 @@ class LayerBuilder:
         """
         sizes, allocator, disposal = self._options.sizes, self._options.allocator, self._options.disposal
         paged = [index for index, layer in enumerate(plan) if is_paged(layer)]
-        budgets = dict(zip(paged, layer_budgets(sizes, allocator, len(paged)), strict=True))
+        budgets = dict(zip(paged, allocator.budgets(sizes, len(paged)), strict=True))
         memory = None
         if sizes.in_bytes:
             memory = MemoryPlan(sizes, partial(checked_storage, self._options, len(paged)))
@@ -72,7 +67,7 @@ class LayerBuilder:
             masks_itself=not self._options.uniform,
             static=self._options.static,
             disposal=disposal,
-            split=self.split,
+            limits=self.limits,
             memory=memory,
         )
         rotaries = self._rotaries(config, paged)
@@ -106,21 +101,8 @@ class LayerBuilder:
             ) from error
 
 
-def make_split(options: CheckedOptions) -> BudgetSplit:
-    """Make the split for these options."""
-    allocator, sizes = options.allocator, options.sizes
-    if isinstance(allocator, Global):
-        return ThresholdSplit(sizes)
-    if isinstance(allocator, HeadAllocator):
-        return HeadSplit(allocator, sizes)
-    if isinstance(allocator, LayerAllocator | FixedAllocator) and not isinstance(allocator, Uniform):
-        return LayerSplit(allocator, sizes)
-    return BudgetSplit(sizes)
-
-
 def checked_storage(options: CheckedOptions, layers: int, sizes: BlockBudget, rows: int) -> int:
-    """Tokens per row that all layers together may store, see `most_stored`; for a budget in bytes that has become
-    tokens.
+    """See `BudgetAllocator.most_stored`; for a budget in bytes that has become tokens.
 
     Raises:
         ValueError: the disposal needs more tokens.
@@ -129,7 +111,7 @@ def checked_storage(options: CheckedOptions, layers: int, sizes: BlockBudget, ro
         options.disposal.check_sizes(sizes)
     except ValueError as error:
         raise ValueError(f"budget={options.sizes.text!r} leaves {sizes.tokens} tokens: {error}") from error
-    return most_stored(sizes, options.allocator, layers, rows)
+    return options.allocator.most_stored(sizes, layers, rows)
 
 
 def rerotations_of(config: Any, paged: Sequence[int]) -> dict[int, Rotary]:

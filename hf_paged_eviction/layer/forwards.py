@@ -135,8 +135,7 @@ class Forwards:
                 self._check_own_mask(layer, rows, count)
         if count > 1 or self._needs_our_attention:
             self._check_attention(look=count > 1)
-        split = self._layers[0].state.budget.split
-        if split.settles and split.waits and count:
+        if count and self._layers[0].state.budget.table.waits:
             self.commit()
 
     def _check_attention(self, look: bool) -> None:
@@ -189,9 +188,7 @@ class Forwards:
     def _warn_of_share(self, seen: int, count: int) -> None:
         """The first forward was less than two thirds of the text."""
         share, self._share = self._share, None
-        tokens = self._layers[0].state.budget.split.mean.tokens
-        if tokens is None:
-            tokens = sum(layer.budget.capacity for layer in self._layers) // len(self._layers)
+        tokens = self._layers[0].state.budget.table.mean.tokens
         warnings.warn(
             f"The budget is {share}, and counts the tokens of the first forward, which were {self._first}: it is "
             f"{tokens} tokens per layer, and stays so with the {count} that come now, after {seen}. With "

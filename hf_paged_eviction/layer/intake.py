@@ -236,7 +236,7 @@ def commit(state: LayerState, together: Together) -> None:
 
 
 def offer(state: LayerState) -> bool:
-    """Tell the split what the layer could keep of its held and pending tokens; False = all of them fit."""
+    """Tell the table of limits what the layer could keep of its held and pending tokens; False = all of them fit."""
     state.check_attended()
     pending, recorder = state.pending, state.recorder
     if pending is None or recorder is None or recorder.queries is None:
@@ -246,13 +246,13 @@ def offer(state: LayerState) -> bool:
         return False
     recorder.prepare(table, count, pending.real)
     positions = table.positions_with(recorder.positions).expand(-1, pending.keys.shape[1], -1)
-    budget.split.attend(budget, state.scorer.local_heads, recorder.queries, positions, recorder.positions)
+    budget.table.attend(budget, state.scorer.local_heads, recorder.queries, positions, recorder.positions)
     if not overflows(state, count):
         return False
     if state.store.rounds:
         state.store.meet(pending.keys, pending.values, pending.real)
     # A score that depends on the budget waits until that is known.
-    overflow.offer(state, pending, score=budget.split.compares or not state.needs.reads_budget)
+    overflow.offer(state, pending, score=budget.table.compares or not state.needs.reads_budget)
     return True
 
 
@@ -282,7 +282,7 @@ def take(
     None: read the store then."""
     table, count, recorder = state.known, keys.shape[2], state.recorder
     waited = None if recorder is None else recorder.queries
-    if count == 1 and state.budget.split.foresees:
+    if count == 1 and state.budget.table.foreseen is not None:
         waited = _divide_filled(state, real, waited)
     if state.offered is None and count > 1 and state.store.rounds:
         state.store.meet(keys, values, real)
@@ -306,7 +306,7 @@ def _divide_filled(state: LayerState, real: Tensor | None, waited: Queries | Non
     if not table.full or table.seen not in table.counters.full_at_values:
         return waited
     filled = (table.phase.full_at == table.seen).all(-1)
-    rows = budget.split.foresee(budget, filled if real is None else filled & real[:, 0], table.seen)
+    rows = budget.table.foresee(budget, filled if real is None else filled & real[:, 0], table.seen)
     if rows is None:
         return waited
     before = table.positions.clone()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..allocators.split import LayerBudget
+from ..allocators.limits import LayerLimits
 from ..disposals import EvictionAction, Held
 from ..masks.padding import Padding
 from ..policies.scorer import Scorer
@@ -71,7 +71,7 @@ class LayerState:
     def __init__(
         self,
         store: Store,
-        budget: LayerBudget,
+        budget: LayerLimits,
         action: EvictionAction,
         recorder: QueryRecorder | None,
         scorer: Scorer,
@@ -245,10 +245,10 @@ class LayerState:
     def start(self, keys: Tensor, values: Tensor) -> BlockTable:
         """Make the storage and the table for the first tokens, `[batch, kv_heads, new, dim]`."""
         rows, heads, count, _ = keys.shape
-        self.budget.split.check(self.budget, heads, self.scorer.local_heads)
+        self.budget.check(heads, self.scorer.local_heads)
         self.store.dtype, self.store.device = self.store.dtype or keys.dtype, keys.device
         self.measure(keys, values)
-        self.budget.now = budget = self.budget.now.resolve(count)
+        budget = self.budget.begin(count)
         capacity, device = budget.capacity, keys.device
         least = self.store.slots_to_begin_with(count, budget.block_size, capacity)
         self.store.start(keys, values, least, capacity)

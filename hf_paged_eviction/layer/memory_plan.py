@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..allocators.split import LayerBudget
+from ..allocators.limits import LayerLimits
 from ..table.budget import BlockBudget
 from ..table.spans import Spans
 
@@ -22,11 +22,11 @@ class MemoryPlan:
     def __init__(self, sizes: BlockBudget, storage: Callable[[BlockBudget, int], int]) -> None:
         self._sizes = sizes
         self._storage = storage
-        self._budgets: list[LayerBudget] = []
+        self._budgets: list[LayerLimits] = []
         self._token_bytes = 0
         self._begun = False
 
-    def add(self, budget: LayerBudget) -> None:
+    def add(self, budget: LayerLimits) -> None:
         """Add the next layer of the model."""
         self._budgets.append(budget)
 
@@ -63,7 +63,7 @@ class MemoryPlan:
             self._sizes = replace(self._sizes, spans=spans).of_prompt(in_16_bits * len(self._budgets))
             sizes = self._sizes.in_tokens(self._tokens(token_bytes, rows, beside, passing))
             for budget in self._budgets:
-                budget.now = sizes
+                budget.now = budget.table.mean = sizes
         elif token_bytes > self._token_bytes:
             raise ValueError(
                 f"Layer {layer_idx} takes {token_bytes:,} bytes per token, an earlier one {self._token_bytes:,}: "

@@ -32,13 +32,13 @@ def take(
     Returns:
         Keys and values of all of them, for attention: `[B, H, held + n, dim]`.
     """
-    table, store, recorder, split = state.known, state.store, state.recorder, state.budget.split
+    table, store, recorder, limits = state.known, state.store, state.recorder, state.budget.table
     encode(state)
     held, count, offered = table.counters.held, keys.shape[2], state.offered
     arriving = None if recorder is None or count == 1 else recorder.positions
     positions = table.positions_with(table.new_positions(count, real)[:, 0] if arriving is None else arriving)
-    if split.unequal:
-        split.divide(state.budget, positions[:, 0].amax(-1) + 1)
+    if limits.unequal:
+        limits.divide(state.budget, positions[:, 0].amax(-1) + 1)
     attended = full_k, full_v = shown or state.shown_with(held, keys, values, real)
     if held and store.turns:
         full_k, full_v = with_new(store.read(held), keys, values)
@@ -50,8 +50,8 @@ def take(
 
 
 def offer(state: LayerState, pending: Pending, score: bool) -> None:
-    """Tell the split which of the held and the pending tokens could stay; `score`: score them now, and forget their
-    queries."""
+    """Tell the table of limits which of the held and the pending tokens could stay; `score`: score them now, and forget
+    their queries."""
     table, recorder = state.known, state.recorder
     if recorder is None:
         raise RuntimeError("Only a layer that sees attention waits for the others.")
@@ -68,18 +68,18 @@ def offer(state: LayerState, pending: Pending, score: bool) -> None:
 
 
 def offer_held(state: LayerState) -> None:
-    """Tell the split which of the held tokens could stay."""
-    if state.table is not None and state.budget.split.compares:
+    """Tell the table of limits which of the held tokens could stay."""
+    if state.table is not None and state.budget.table.compares:
         encode(state)
         _tell_ranks(state, _scores_of_held(state), state.table.positions)
 
 
 def _tell_ranks(state: LayerState, scores: Tensor, positions: Tensor) -> None:
-    """Tell a split that compares the tokens of all layers which of these could stay."""
+    """Tell an allocator that compares the tokens of all layers which of these could stay."""
     budget, table = state.budget, state.known
-    if budget.split.compares:
+    if budget.table.compares:
         ranks = _rank(state, scores, positions, _protected(state, positions))
-        budget.split.rank(budget, ranks, smallest_budget(table.phase.bounds, budget.now, whole=False))
+        budget.table.rank(budget, ranks, smallest_budget(table.phase.bounds, budget.now, whole=False))
 
 
 # ---- another budget, other spans ------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def fit(state: LayerState, *, anew: bool = False) -> None:
     has to be evicted."""
     encode(state)
     table, store, capacity = state.known, state.store, state.budget.now.capacity
-    if state.budget.split.unequal:
+    if state.budget.table.unequal:
         _fit_unequal(state, anew)
     elif table.capacity == capacity and not anew:
         return
@@ -223,12 +223,10 @@ def _choose(
 def _limits(state: LayerState, scores: Tensor, positions: Tensor, protected: Tensor) -> Tensor | None:
     """`[B, S]` number of these tokens that may stay; None = the same number in all sets."""
     budget = state.budget
-    if not budget.split.unequal:
+    if not budget.table.unequal:
         return None
     pinned = scores.masked_fill(protected, float("inf")).masked_fill(positions < 0, float("-inf"))
-    return budget.split.max_tokens(
-        budget, pinned, positions, smallest_budget(state.known.phase.bounds, budget.now, whole=True)
-    )
+    return budget.max_tokens(pinned, positions, smallest_budget(state.known.phase.bounds, budget.now, whole=True))
 
 
 def _protected(state: LayerState, positions: Tensor) -> Tensor:
@@ -244,7 +242,7 @@ def _newest(state: LayerState, positions: Tensor) -> Tensor:
 
 def _comparable(state: LayerState, scores: Tensor, positions: Tensor) -> Tensor:
     """The scores; rounded, if they are compared with those of other layers."""
-    if not state.budget.split.compares:
+    if not state.budget.table.compares:
         return scores
     return rounded(scores, positions.expand_as(scores) >= 0, state.needs.absolute_noise)
 
@@ -252,7 +250,7 @@ def _comparable(state: LayerState, scores: Tensor, positions: Tensor) -> Tensor:
 def _rank(state: LayerState, scores: Tensor, positions: Tensor, protected: Tensor) -> Tensor:
     """`[B, S, tokens]` int64: the order of eviction, protected tokens last."""
     valid = (positions >= 0).expand_as(scores)
-    if state.budget.split.compares:
+    if state.budget.table.compares:
         rank = exact_keys(scores, positions, valid)
     else:
         rank = rank_keys(scores, positions, valid, state.needs.absolute_noise)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from ..allocators.split import LayerBudget
+from ..allocators.limits import LayerLimits
 from ..attention.parts import Part, Read
 from ..disposals import AttentionCall, Disposal, Drop, Site
 from ..options.static import refusal
@@ -106,7 +106,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             self.recorder = QueryRecorder(Observer(policy, budget.block_size, self.local_heads, self.rotary))
         self.state = LayerState(
             self.store,
-            LayerBudget(budget, common.split),
+            LayerLimits(budget, common.limits),
             self.action,
             self.recorder,
             Scorer(policy, self.heads, self.layer_idx, self.local_heads, self.rotary),
@@ -198,7 +198,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def budget(self) -> BlockBudget:
-        """The present budget, see `LayerBudget`."""
+        """The present budget, see `LayerLimits`."""
         return self.state.budget.now
 
     @property
@@ -437,7 +437,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
 def _store(budget: BlockBudget, common: Common, place: Place) -> Store:
     # Rows or heads with different numbers of tokens need no padding, unless keys are rotated again.
-    unequal = common.split is not None and common.split.unequal and isinstance(common.disposal, Drop)
+    unequal = common.limits is not None and common.limits.unequal and isinstance(common.disposal, Drop)
     ragged = unequal and place.rerotation is None
     if place.codecs is None:
         return Store(Plain(place.rerotation), common.static, ragged)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from ..allocators.split import BudgetSplit
+from ..allocators.limits import Limits
 from ..disposals import Disposal, Drop
 from ..integration.heads import WHOLE, LocalHeads
 from ..integration.rotary import Rotary
@@ -25,7 +25,7 @@ class Common:
         static: take single tokens without a branch or a counter, see `Plan`. `update` then returns the whole
             storage for a single token; the mask hides unused slots.
         disposal: what happens to evicted tokens.
-        split: divides the budget of the cache; None = layers are not part of a cache.
+        limits: how many tokens each layer of the cache may hold; None = layers are not part of a cache.
         memory: turns a budget in bytes into tokens; None if the budget is not in bytes.
     """
 
@@ -35,7 +35,7 @@ class Common:
     masks_itself: bool = False
     static: bool = False
     disposal: Disposal = field(default_factory=Drop)
-    split: BudgetSplit | None = None
+    limits: Limits | None = None
     memory: MemoryPlan | None = None
 
 

@@ -101,18 +101,18 @@ class Plan:
     def commit(self) -> None:
         """Take in the pending tokens of all layers, and evict as necessary; budgets that depend on all layers are
         decided before that."""
-        split = self.layers[0].budget.split if self.layers else None
-        if split is not None and split.waits and all([offer(layer) for layer in self.layers]):
+        limits = self.layers[0].budget.table if self.layers else None
+        if limits is not None and limits.waits and all([offer(layer) for layer in self.layers]):
             offered = self.layers[0].offered
             if offered is not None:
-                split.settle(offered.real)
+                limits.settle(offered.real)
         for layer in self.layers:
             commit(layer, self)
 
     def attended(self, state: LayerState) -> None:
         """Attention has shown the queries of the pending tokens of this layer: take them in, at once or with those of
         all layers."""
-        if not (state.budget.split.waits and offer(state)):
+        if not (state.budget.table.waits and offer(state)):
             commit(state, self)
         elif state is self.layers[-1]:
             self.commit()
@@ -124,7 +124,7 @@ class Plan:
             for layer in holding:
                 offer_held(layer)
             table = holding[0].known
-            holding[0].budget.split.divide_anew(table.seen - table.pads)
+            holding[0].budget.table.divide_anew(table.seen - table.pads)
 
     def encode_blocks(self) -> None:
         """Make the codes of the newest block of all layers at once, as soon as the last of them has filled it."""

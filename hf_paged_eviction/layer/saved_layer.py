@@ -75,7 +75,7 @@ def _load_parts(state: LayerState, saved: SavedState, rows: int, seen: int) -> S
     state.seen, held = saved.number("seen", seen, seen), saved.number("held", 1, capacity)
     kind = state.store.load_state(saved.part("store"), rows, held, capacity, budget.now.block_size)
     heads, sets = kind.heads, state.scorer.sets(kind.heads)
-    budget.split.check(budget, heads, local)
+    budget.check(heads, local)
     process = local.processes(heads), local.first_head(heads)
     there = saved.value("processes", int), saved.value("first_head", int)
     saved.need(
@@ -84,7 +84,7 @@ def _load_parts(state: LayerState, saved: SavedState, rows: int, seen: int) -> S
         f"{process[1]} and is one of {process[0]}",
     )
     state.table = table = state.new_table(budget.now, rows, sets, saved.device)
-    saved_table.load(table, in_table, held, seen, budget.split.unequal)
+    saved_table.load(table, in_table, held, seen, budget.table.unequal)
     lengths, limits = state.store.columns.layout.lengths, table.limits
     same = lengths is None or (limits is not None and limits.expand(-1, heads).flatten().tolist() == lengths)
     saved.need(same, "rows and heads hold other numbers of tokens than they may")
@@ -103,7 +103,7 @@ def _load_budget(state: LayerState, saved: SavedState, positions: Tensor) -> int
     size = sizes.block_size
     saved.need(capacity % size == 0, f"its budget {capacity} is no multiple of the block size {size}")
     saved.need(capacity >= sizes.smallest, f"its budget {capacity} is below the smallest, {sizes.smallest}")
-    fits = budget.split.unequal or sizes.tokens in (None, capacity)
+    fits = budget.table.unequal or sizes.tokens in (None, capacity)
     saved.need(fits, f"its budget is {capacity}, and the settings make it {sizes.tokens}")
     budget.resize(capacity)
     return capacity

@@ -16,7 +16,6 @@ from ..allocators import (
     Uniform,
     make_allocator,
 )
-from ..allocators.budgets import listed_budgets
 from ..allocators.threshold import Global, check_common_unit
 from ..disposals import Disposal, DisposalContext, make_disposal
 from ..integration.models import check_model, is_latent_attention, mixes_heads, why_not_ours
@@ -151,7 +150,8 @@ class CheckedOptions:
         )
         budget: Any = user_options.budget
         if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
-            budget, shares = listed_budgets(budget, shares)
+            shares = Given.of(budget, shares)
+            budget = min(shares.tokens)
         usual = policy.needs.sink_tokens if default.sinks is None else default.sinks
         sinks = usual if user_options.sink_tokens is None else user_options.sink_tokens
         sizes, share = _sizes(user_options, default, budget, sinks)
@@ -348,8 +348,8 @@ class CheckedOptions:
                 "The layers of this cache share one budget, and a list gives each its own: make the cache with a list "
                 "as budget=, or shrink to a number."
             )
-        least, shares = listed_budgets(budgets, Uniform())
-        sizes = self._sizes(least)
+        shares = Given.of(budgets, Uniform())
+        sizes = self._sizes(min(shares.tokens))
         shares.budgets(sizes, len(self.allocator.tokens))
         if any(new > old for new, old in zip(shares.tokens, self.allocator.tokens, strict=True)):
             raise ValueError(

@@ -216,7 +216,7 @@ def _why_not(cache: PagedEvictionCache, sizes: BlockBudget, served: Mapping[int,
             return 'it moved tokens to other positions (positions="cache"), which pages do not support'
         if layer.table.pads.any():
             return "its text has padding"
-        if layer.state.budget.split.unequal != first.state.budget.split.unequal:
+        if layer.state.budget.table.unequal != first.state.budget.table.unequal:
             return "it was made with another allocator"
     return None
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ..allocators import FixedAllocator, Uniform
-from ..allocators.by_layer import fixed_shares
 from ..table.budget import BlockBudget
 from ..table.spans import Spans
 
@@ -104,7 +103,7 @@ class Shares:
     def of_layers(self, lengths: Sequence[int], spans: Spans) -> list[Tensor]:
         """Number of slots after each of these numbers of tokens: `[lengths, 1 or sets]` int64 for each layer."""
         budget = replace(self.sizes, spans=(spans,) if spans else ())
-        return fixed_shares(self._allocator, self._layers, budget, torch.tensor(lengths, device="cpu"))
+        return self._allocator.limits(budget, self._layers, torch.tensor(lengths, device="cpu"))
 
     def least(self, spans: Spans) -> int:
         """Smallest budget of a set in tokens, if sets have different budgets; else 0."""

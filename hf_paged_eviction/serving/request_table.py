@@ -49,7 +49,7 @@ class RequestTable:
     def __init__(self, sizes: BlockBudget, layers: Sequence[PagedLayer], pages: Pages, sets: int) -> None:
         self.sizes, self.pages, self.layers, self.sets = sizes, pages, len(layers), sets
         self.capacity, self.block_size = sizes.capacity, sizes.block_size
-        self._needs, self._unequal = layers[0].needs, layers[0].state.budget.split.unequal
+        self._needs, self._unequal = layers[0].needs, layers[0].state.budget.table.unequal
         self._scorers = [
             Scorer(layer.policy, layer.heads, layer.layer_idx, layer.local_heads, layer.rotary) for layer in layers
         ]
