@@ -49,9 +49,8 @@ from .policies.registry import POLICIES  # as ALLOCATORS
 from .policies.scorer import Scorer
 from .precision.base import Codecs, Precision
 from .precision.codec import BITS, LEVELS, Codec, Codes, check_bits
-from .preparing.fit.calibration import DISTANCE, HELD_OUT, Window, split, text_facts, using, watched
-from .preparing.fit.correlation import spearman
-from .preparing.fit.future import overheard, watch
+from .preparing.fitting import HELD_OUT, text_facts, using
+from .preparing.future import DISTANCE, Window, overheard
 from .preparing.passages import documentation  # what is read to fit something
 from .queries.arguments import HARMLESS  # arguments that may be left out
 from .queries.attention import (  # the attention implementation that shows queries
@@ -62,7 +61,7 @@ from .queries.attention import (  # the attention implementation that shows quer
 from .queries.hook import HookedCache, QueryHook  # queries of a model with a plain cache
 from .queries.observer import Observe, Queries, fold  # queries of one prefill for many caches
 from .ranking import DROP, KEEP, best_within, rank_keys
-from .recipes.probe import REPEAT, check_probed, feed_probe, probe_context, repeated  # kvzip within a batch
+from .recipes.probe import REPEAT, check_probed, feed_probe, probe_context  # kvzip within a batch
 from .serving.layout import Layout, Shares
 from .serving.live_request import LiveRequest
 from .serving.pages import ALL, Pages
@@ -183,19 +182,14 @@ __all__ = [
     "read_spans",
     "refuse_other_model",
     "register_disposal",
-    "repeated",
     "share_out",
     "shown_queries",
     "slot_index",
-    "spearman",
-    "split",
     "take_out",
     "text_facts",
     "trained_window",
     "unwrapped",
     "using",
-    "watch",
-    "watched",
     "whole_number",
     "why_not_ours",
     "without_parallel",

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_paged_eviction.learned.calibration import save_calibration
-from hf_paged_eviction.preparing.fit.calibration import Fitted, Window, fit
+from hf_paged_eviction.learned.calibration import Calibration, save_calibration
+from hf_paged_eviction.preparing.fitting import fit
+from hf_paged_eviction.preparing.future import Window
 from hf_paged_eviction_eval.embedded import calibration_path, path
 
 from .corpus import Corpus
@@ -29,7 +30,7 @@ def windows(tokenizer: Any, seed: int = _SEED, questions: int = _QUESTIONS, text
     return [Window(torch.tensor([each])) for each in ids]
 
 
-def calibrate(model: Any, tokenizer: Any, seed: int = _SEED) -> Fitted:
+def calibrate(model: Any, tokenizer: Any, seed: int = _SEED) -> Calibration:
     """The calibration that ships with the model, fitted anew."""
     return fit(model, windows(tokenizer, seed))
 
@@ -45,11 +46,9 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32, use_safetensors=True, **local)
     model.eval()
     tokenizer = AutoTokenizer.from_pretrained(arguments.model, **local)
-    found = calibrate(model, tokenizer, arguments.seed)
-    save_calibration(found.calibration, arguments.output)
-    for index, report in found.reports.items():
-        numbers = " ".join(f"{value:.3f}" for value in report.spearman.tolist())
-        print(f"layer {index}: Spearman on held-out windows by KV head {numbers}")
+    calibration = calibrate(model, tokenizer, arguments.seed)
+    save_calibration(calibration, arguments.output)
+    print(f"Spearman on held-out windows by layer and KV head: {calibration.facts['held_out_spearman']}")
 
 
 if __name__ == "__main__":

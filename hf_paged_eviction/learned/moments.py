@@ -1,5 +1,6 @@
 """Least squares from running sums, without storing samples."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -23,53 +24,36 @@ class Line:
         return (samples @ self.weights[:, :, None])[..., 0] + self.offset[:, None]
 
 
-class Moments:
-    """Sums of products of features and target, for several independent sets (KV heads) at once.
+def least_squares(portions: Iterable[tuple[Tensor, Tensor]], penalty: Tensor) -> Line:
+    """The line of least squares, with a penalty, for several independent sets (KV heads) at once.
 
     The sums are taken around the mean of the first samples, which keeps rounding errors small, in float64 if the device
     has it. The result depends on the portions of the samples only in its last bits.
+
+    Args:
+        portions: samples `[sets, n, features]` and targets `[sets, n]`, read one after the other.
+        penalty: `[features]`, not negative; cost of the square of a weight, per sample and for a feature of standard
+            deviation 1. All zero = plain least squares.
+
+    Raises:
+        ValueError: there were no samples.
     """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._origin: Tensor | None = None  # [sets, features + 1]
-        self._sum: Tensor | None = None  # [sets, features + 1]
-        self._products: Tensor | None = None  # [sets, features + 1, features + 1]
-
-    def add(self, samples: Tensor, target: Tensor) -> None:
-        """Add samples.
-
-        Args:
-            samples: `[sets, n, features]`.
-            target: `[sets, n]`.
-        """
+    count, origin, total, products = 0, *[torch.empty(0, device="cpu")] * 3
+    for samples, target in portions:
         if not samples.shape[1]:
-            return
+            continue
         joined = torch.cat([samples, target[..., None]], dim=-1).to(exact(samples.device))
-        if self._origin is None or self._sum is None or self._products is None:
-            self._origin = joined.mean(1)
-            self._sum = torch.zeros_like(self._origin)
-            self._products = self._sum.new_zeros(*self._sum.shape, self._sum.shape[-1])
-        joined = joined - self._origin[:, None]
-        self.count += joined.shape[1]
-        self._sum += joined.sum(1)
-        self._products += joined.mT @ joined
-
-    def solve(self, penalty: Tensor) -> Line:
-        """Solve for the line of least squares, with a penalty.
-
-        Args:
-            penalty: `[features]`, not negative; cost of the square of a weight, per sample and for a feature of
-                standard deviation 1. All zero = plain least squares.
-
-        Raises:
-            ValueError: there were no samples.
-        """
-        if self._origin is None or self._sum is None or self._products is None:
-            raise ValueError("There is nothing to fit: no samples were added.")
-        mean = self._sum / self.count
-        covariance = self._products / self.count - mean[:, :, None] * mean[:, None, :]
-        return shrunk_line(mean + self._origin, covariance, penalty)
+        if not count:
+            origin = joined.mean(1)
+            total, products = torch.zeros_like(origin), origin.new_zeros(*origin.shape, origin.shape[-1])
+        joined = joined - origin[:, None]
+        count += joined.shape[1]
+        total += joined.sum(1)
+        products += joined.mT @ joined
+    if not count:
+        raise ValueError("There is nothing to fit: no samples were given.")
+    mean = total / count
+    return shrunk_line(mean + origin, products / count - mean[:, :, None] * mean[:, None, :], penalty)
 
 
 def shrunk_line(mean: Tensor, covariance: Tensor, penalty: Tensor) -> Line:
@@ -78,7 +62,7 @@ def shrunk_line(mean: Tensor, covariance: Tensor, penalty: Tensor) -> Line:
     Args:
         mean: `[sets, features + 1]`.
         covariance: `[sets, features + 1, features + 1]`.
-        penalty: `[features]`, see `Moments.solve`.
+        penalty: `[features]`, see `least_squares`.
     """
     deviation = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()[:, :-1]
     # A feature that is always the same explains nothing, and must not be blown up to deviation 1.

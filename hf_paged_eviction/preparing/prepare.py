@@ -25,7 +25,8 @@ from ..version import __version__
 from .arguments import check_arguments, check_model, chosen_effort
 from .difference import NoDifferenceError
 from .effort import QUICK, Effort
-from .fit.calibration import Window, fit
+from .fitting import fit
+from .future import Window
 from .passages import Passage, documentation, one_row, passages
 from .profile import Profile
 from .progress import Progress
@@ -214,7 +215,7 @@ class _Measurement:
             self._bar.advance(of_window(self._effort.windows))
         else:
             fitted = fit(self._model, self._windows, lambda tokens: self._bar.advance(of_window(tokens / _WINDOW)))
-            _save(fitted.calibration, self._of_process(".part"), file)
+            _save(fitted, self._of_process(".part"), file)
         return file
 
     def _cheaper(self) -> dict[str, float]:

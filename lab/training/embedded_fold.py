@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_paged_eviction.preparing.fit.calibration import Window
+from hf_paged_eviction.preparing.future import Window
 from hf_paged_eviction_eval.embedded import path
 from hf_paged_eviction_lab.fold import save_kernels
 from hf_paged_eviction_lab.fold.fit import Plan, fit_kernels

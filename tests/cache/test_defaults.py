@@ -21,8 +21,8 @@ from hf_paged_eviction.learned.calibration import (
     save_calibration,
 )
 from hf_paged_eviction.learned.calibration.calibration import model_fingerprint
-from hf_paged_eviction.learned.calibration.features import SCALARS, Means
 from hf_paged_eviction.learned.calibration.lookup import _published
+from hf_paged_eviction.learned.calibration.score import SCALARS
 from hf_paged_eviction.learned.shares import HeadShares
 from hf_paged_eviction.options.defaults import WITHOUT_PROFILE, Default, defaults
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
@@ -50,7 +50,8 @@ def save_profile(model: Any) -> Path:
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     layers = {
         index: LayerScore(
-            Means(torch.randn(heads, width), torch.randn(heads, width)),
+            torch.randn(heads, width),
+            torch.randn(heads, width),
             torch.randn(heads, len(SCALARS) + width),
             torch.zeros(heads),
             torch.tensor([[-9.0, 9.0]] * heads),

@@ -16,7 +16,8 @@ from hf_paged_eviction.integration.heads import LocalHeads
 from hf_paged_eviction.learned.calibration import load_calibration
 from hf_paged_eviction.learned.calibration.files import FILE_NAME, find_file
 from hf_paged_eviction.masks.of_attention import additive
-from hf_paged_eviction.preparing.fit.calibration import Window, fit
+from hf_paged_eviction.preparing.fitting import fit
+from hf_paged_eviction.preparing.future import Window
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction.recipes.probe import compress_by_probe
 from policy_inputs import text

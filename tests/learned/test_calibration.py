@@ -1,5 +1,6 @@
 """Calibrated scores: the fit against slow versions of it, the file, and what it is worth on the embedded model."""
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,14 +17,14 @@ from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache, ScoreContext, make_policy
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.integration.model_rotary import layer_rotaries
 from hf_paged_eviction.learned.calibration import Calibration, LayerScore, files, load_calibration, save_calibration
-from hf_paged_eviction.learned.calibration.features import SCALARS, Means, features, unit
 from hf_paged_eviction.learned.calibration.monotone import bend, fit_curve
-from hf_paged_eviction.learned.moments import Moments
+from hf_paged_eviction.learned.calibration.score import SCALARS, features, unit
+from hf_paged_eviction.learned.moments import least_squares
 from hf_paged_eviction.policies.fitted.self_calibrated import SelfCalibrated
-from hf_paged_eviction.preparing.fit.calibration import Fitted, Window, fit, split
-from hf_paged_eviction.preparing.fit.correlation import pearson, spearman
-from hf_paged_eviction.preparing.fit.future import Seen, watch
+from hf_paged_eviction.preparing.fitting import HELD_OUT, fit, spearman
+from hf_paged_eviction.preparing.future import Seen, Window, watch
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.tasks import make_samples
 from training import corpus
@@ -42,10 +43,10 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def a_layer(seed: int = 0) -> LayerScore:
-    means = Means(unit(random(HEADS, KEY, seed=seed)), random(HEADS, VALUE, seed=seed + 1))
+    mean_key, mean_value = unit(random(HEADS, KEY, seed=seed)), random(HEADS, VALUE, seed=seed + 1)
     weights, offset = random(HEADS, len(SCALARS) + KEY, seed=seed + 2), random(HEADS, seed=seed + 3)
     knots = random(2, HEADS, 16, seed=seed + 4).abs().cumsum(-1)
-    return LayerScore(means, weights, offset, knots[0] - 6, knots[1])
+    return LayerScore(mean_key, mean_value, weights, offset, knots[0] - 6, knots[1])
 
 
 def a_calibration() -> Calibration:
@@ -55,7 +56,7 @@ def a_calibration() -> Calibration:
 # ---- normal equations -----------------------------------------------------------------------------------------------
 
 
-def least_squares(samples: Tensor, target: Tensor, penalty: Tensor) -> Tensor:
+def stacked(samples: Tensor, target: Tensor, penalty: Tensor) -> Tensor:
     """Predictions of ridge regression, by stacking the penalty below the samples of one set."""
     mean, deviation = samples.mean(0), samples.std(0, unbiased=False)
     scaled = (samples - mean) / deviation
@@ -68,11 +69,9 @@ def least_squares(samples: Tensor, target: Tensor, penalty: Tensor) -> Tensor:
 def test_the_normal_equations_are_least_squares_on_everything(penalty: float) -> None:
     samples = random(HEADS, 200, 6).double() * torch.tensor([1, 1e3, 1e-3, 1, 5, 1]) + 40
     target = (samples @ random(6, 1, seed=1).double())[..., 0].sin()
-    moments = Moments()
-    moments.add(samples, target)
-    predictions = moments.solve(torch.full((6,), penalty))(samples)
+    predictions = least_squares([(samples, target)], torch.full((6,), penalty))(samples)
     for head in range(HEADS):
-        expected = least_squares(samples[head], target[head], torch.full((6,), penalty, dtype=torch.float64))
+        expected = stacked(samples[head], target[head], torch.full((6,), penalty, dtype=torch.float64))
         torch.testing.assert_close(predictions[head], expected, rtol=1e-6, atol=1e-6)
 
 
@@ -80,11 +79,9 @@ def test_the_normal_equations_are_least_squares_on_everything(penalty: float) ->
 @given(st.lists(st.integers(0, 60), max_size=8))
 def test_portions_do_not_matter(cuts: list[int]) -> None:
     samples, target = random(HEADS, 60, 4) + 3, random(HEADS, 60, seed=1)
-    whole, portions = Moments(), Moments()
-    whole.add(samples, target)
-    for start, stop in zip([0, *sorted(cuts)], [*sorted(cuts), 60], strict=True):
-        portions.add(samples[:, start:stop], target[:, start:stop])
-    a, b = (sums.solve(torch.full((4,), 0.01)) for sums in (whole, portions))
+    spans = zip([0, *sorted(cuts)], [*sorted(cuts), 60], strict=True)
+    portions = [(samples[:, start:stop], target[:, start:stop]) for start, stop in spans]
+    a, b = (least_squares(parts, torch.full((4,), 0.01)) for parts in ([(samples, target)], portions))
     torch.testing.assert_close(a.weights, b.weights, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(a.offset, b.offset, rtol=1e-9, atol=1e-12)
 
@@ -92,15 +89,13 @@ def test_portions_do_not_matter(cuts: list[int]) -> None:
 def test_a_feature_that_never_varies_gets_no_weight() -> None:
     samples = random(1, 50, 3)
     samples[..., 1] = 7.0
-    moments = Moments()
-    moments.add(samples, samples[..., 0] * 2)
-    line = moments.solve(torch.zeros(3))
+    line = least_squares([(samples, samples[..., 0] * 2)], torch.zeros(3))
     torch.testing.assert_close(line.weights, torch.tensor([[2.0, 0.0, 0.0]], dtype=torch.float64))
 
 
 def test_nothing_to_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing to fit"):
-        Moments().solve(torch.zeros(3))
+        least_squares([], torch.zeros(3))
 
 
 # ---- curve ----------------------------------------------------------------------------------------------------------
@@ -139,10 +134,10 @@ def test_correlations() -> None:
     a = torch.tensor([1.0, 2.0, 3.0, 4.0])
     torch.testing.assert_close(spearman(a, a**3), torch.tensor(1.0, dtype=torch.float64))
     torch.testing.assert_close(spearman(a, -a.exp()), torch.tensor(-1.0, dtype=torch.float64))
-    assert pearson(a, a**3) < 0.99
-    assert pearson(a, torch.ones(4)) == 0
+    assert spearman(a, torch.ones(4)) == 0
     tied = spearman(torch.tensor([1.0, 1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 3.0, 3.0]))
-    torch.testing.assert_close(tied, pearson(torch.tensor([0.5, 0.5, 2, 3]), torch.tensor([0.0, 1, 2.5, 2.5])))
+    ranks = torch.tensor([[0.5, 0.5, 2, 3], [0.0, 1, 2.5, 2.5]], dtype=torch.float64)
+    torch.testing.assert_close(tied, torch.corrcoef(ranks)[0, 1])
 
 
 # ---- score ----------------------------------------------------------------------------------------------------------
@@ -155,7 +150,7 @@ def slow_score(layer: LayerScore, head: int, key: list[float], value: list[float
         return math.sqrt(sum(x * x for x in vector))
 
     direction = [x / norm(key) for x in key]
-    mean_key, mean_value = layer.means.key[head].tolist(), layer.means.value[head].tolist()
+    mean_key, mean_value = layer.mean_key[head].tolist(), layer.mean_value[head].tolist()
     cosine = sum(a * b for a, b in zip(direction, mean_key, strict=True))
     deviation = norm([a - b for a, b in zip(value, mean_value, strict=True)])
     early = [float(position < below) for below in (1, 4, 64)]
@@ -195,8 +190,9 @@ def test_a_process_with_the_later_heads_takes_their_scores() -> None:
 
 def test_the_fast_line_is_the_product_with_the_features() -> None:
     layer, context = a_layer(), a_context()
-    slow = features(context.keys, context.values, context.positions, layer.means) @ layer.weights[:, :, None]
-    fast = layer.line(context.keys, context.values, context.positions)
+    tokens = context.keys, context.values, context.positions
+    slow = features(*tokens, layer.mean_key, layer.mean_value) @ layer.weights[:, :, None]
+    fast = layer.line(*tokens)
     torch.testing.assert_close(fast, slow[..., 0] + layer.offset[:, None], rtol=1e-5, atol=1e-5)
 
 
@@ -285,9 +281,9 @@ def some_windows() -> tuple[Window, ...]:
 
 
 def visits(tokens: Tensor, mask: Tensor | None) -> list[Seen]:
-    visits_seen: list[Seen] = []
-    watch(embedded_model()[0], tokens, mask, 64, visits_seen.append)
-    return visits_seen
+    layers: list[Seen] = []
+    watch(embedded_model()[0], Window(tokens, mask), layers.append)
+    return layers
 
 
 def test_future_attention_is_that_of_eager_attention() -> None:
@@ -312,15 +308,10 @@ def test_pads_are_not_counted() -> None:
         torch.testing.assert_close(seen.future[..., 40:], alone.future, rtol=1e-3, atol=1e-5)
 
 
-@cache
-def fitted() -> Fitted:
-    return fit(embedded_model()[0], some_windows())
-
-
 def test_the_fit_does_not_depend_on_how_windows_are_put_together() -> None:
     """Pads included: windows of different lengths in one batch are those windows alone."""
     windows = [Window(window.tokens[:, -size:]) for window, size in zip(some_windows(), (300, 512) * 4, strict=True)]
-    train, check = split(windows)
+    train, check = ([one for at, one in enumerate(windows) if (at % HELD_OUT == 1) is out] for out in (False, True))
     rows = [torch.nn.functional.pad(window.tokens, (512 - window.tokens.shape[1], 0), value=9) for window in train]
     real = [
         torch.nn.functional.pad(torch.ones_like(window.tokens), (512 - window.tokens.shape[1], 0)) for window in train
@@ -329,18 +320,29 @@ def test_the_fit_does_not_depend_on_how_windows_are_put_together() -> None:
     model = embedded_model()[0]
     one_by_one, batched = fit(model, windows), fit(model, [together, *check[:1]])
     assert together.count == sum(window.count for window in train)
-    for index, layer in one_by_one.calibration.layers.items():
-        other = batched.calibration.layers[index]
-        torch.testing.assert_close(layer.means.key, other.means.key, rtol=1e-4, atol=1e-5)
+    for index, layer in one_by_one.layers.items():
+        other = batched.layers[index]
+        torch.testing.assert_close(layer.mean_key, other.mean_key, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(layer.weights, other.weights, rtol=1e-2, atol=1e-4)
         torch.testing.assert_close(layer.y, other.y, rtol=1e-2, atol=1e-4)
 
 
 def test_held_out_correlation_beats_every_single_feature() -> None:
     windows = [*all_windows()[5:9], *all_windows()[12:]]
-    for report in fit(embedded_model()[0], windows).reports.values():
-        for alone in report.single.values():
-            assert (report.spearman > alone).all()
+    calibration = fit(embedded_model()[0], windows)
+    rotaries = layer_rotaries(embedded_model()[0].config, calibration.layers)
+    fitted = json.loads(calibration.facts["held_out_spearman"])
+    alone: dict[int, list[Tensor]] = {}
+    for window in windows[1::HELD_OUT]:
+        for seen in visits(window.tokens, None):
+            layer, rotary = calibration.layers[seen.layer_idx], rotaries[seen.layer_idx]
+            keys = rotary.unrotate(seen.keys, seen.positions)
+            samples = seen.select(features(keys, seen.values, seen.positions, layer.mean_key, layer.mean_value))
+            numbers = [spearman(samples[..., at], seen.select(seen.future)) for at in range(len(SCALARS))]
+            alone.setdefault(seen.layer_idx, []).append(torch.stack(numbers))
+    assert {*map(int, fitted)} == {*alone} == {*calibration.layers}
+    for index, correlations in alone.items():
+        assert (torch.tensor(fitted[str(index)]) > torch.stack(correlations).mean(0).abs()).all()
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -355,6 +357,8 @@ def test_too_little_text_is_refused() -> None:
     short = [Window(torch.ones(1, 20, dtype=torch.int64))] * 2
     with pytest.raises(ValueError, match="nothing to calibrate"):
         fit(embedded_model()[0], short)
+    with_short = [*some_windows()[:3], short[0]]
+    assert list(fit(embedded_model()[0], with_short).layers) == [0, 1, 2, 3]
 
 
 # ---- worth ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hf_paged_eviction import PagedEvictionCache, make_allocator
 from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.learned.shares import HeadShares
-from hf_paged_eviction.preparing.fit.shares import KEPT, learn_shares
+from hf_paged_eviction.preparing.fitting import KEPT, learn_shares
 
 
 def test_between_two_tables_logarithms_are_interpolated() -> None:

@@ -19,11 +19,10 @@ from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.model_rotary import UnknownRotaryError
 from hf_paged_eviction.learned.calibration import Calibration, load_calibration, save_calibration
 from hf_paged_eviction.learned.calibration.calibration import fingerprint
-from hf_paged_eviction.learned.calibration.features import unit
+from hf_paged_eviction.learned.calibration.score import unit
 from hf_paged_eviction.policies.attention.window_attention import WindowAttention
-from hf_paged_eviction.preparing.fit import calibration as fitting
-from hf_paged_eviction.preparing.fit.calibration import Window, fit
-from hf_paged_eviction.preparing.fit.future import watch
+from hf_paged_eviction.preparing.fitting import fit, using
+from hf_paged_eviction.preparing.future import Window, watch
 
 HEADS, WIDTH, COLUMNS, STEPS = 2, 8, 60, 9
 LENGTHS = [57, 34]
@@ -135,13 +134,13 @@ def windows() -> list[Window]:
 
 def test_it_is_fitted_to_keys_turned_back(tmp_path: Path) -> None:
     model = models.build("llama", num_hidden_layers=1)
-    fitted = fit(model, windows()).calibration
+    fitted = fit(model, windows())
     keys = []
     for window in (windows()[index] for index in (0, 2, 3)):  # the second is for checking
         cache = DynamicCache(config=model.config)
         model(window.tokens, **{CACHE_ARGUMENT: cache})
         keys.append(unit(turned_back(cache.layers[0].keys, WIDTH))[0, :, :-64])
-    torch.testing.assert_close(fitted.layers[0].means.key, unit(torch.cat(keys, dim=1).mean(1)))
+    torch.testing.assert_close(fitted.layers[0].mean_key, unit(torch.cat(keys, dim=1).mean(1)))
     save_calibration(fitted, tmp_path / "c.safetensors")
     assert load_calibration(tmp_path / "c.safetensors").unrotated
     assert make_policy(f"calibrated:{tmp_path / 'c.safetensors'}").needs.rotary
@@ -155,12 +154,12 @@ def test_keys_are_taken_as_cached_where_the_rotation_is_not_known(
 
     monkeypatch.setattr(model_rotary, "layer_rotaries", unknown)
     model = models.build("llama", num_hidden_layers=1)
-    fitted = fit(model, windows()).calibration
+    fitted = fit(model, windows())
     seen: list[Tensor] = []
-    with fitting.watched(model):
+    with using(model, "paged_eviction"):
         for window in (windows()[index] for index in (0, 2, 3)):
-            watch(model, window.tokens, None, 64, lambda seen_layer: seen.append(unit(seen_layer.keys)[0, :, :-64]))
-    torch.testing.assert_close(fitted.layers[0].means.key, unit(torch.cat(seen, dim=1).mean(1)))
+            watch(model, window, lambda seen_layer: seen.append(unit(seen_layer.keys)[0, :, :-64]))
+    torch.testing.assert_close(fitted.layers[0].mean_key, unit(torch.cat(seen, dim=1).mean(1)))
     save_calibration(fitted, tmp_path / "c.safetensors")
     assert not load_calibration(tmp_path / "c.safetensors").unrotated
     assert not make_policy(f"calibrated:{tmp_path / 'c.safetensors'}").needs.rotary

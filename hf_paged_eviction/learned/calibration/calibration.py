@@ -13,13 +13,10 @@ from ...integration.weights import registered_digest, weights_digest
 from ...naming.digests import content_digest
 from ..measured import Measured
 from ..shares import HeadShares
-from .features import SCALARS, Folded, Means
-from .monotone import bend
+from .score import LayerScore
 
 #: Name of the digest of the weights in fingerprints, see `integration.weights`.
 WEIGHTS = "weights"
-#: Largest number of a score, far beyond what is ever fitted.
-_MOST = 1e9
 
 
 def fingerprint(config: Any) -> dict[str, str]:
@@ -62,106 +59,6 @@ def refuse_other_model(expected: Mapping[str, str], actual: Mapping[str, str], s
     different = different_model(expected, actual)
     if different:
         raise ValueError(f"{subject} another model: {different}. {remedy}")
-
-
-@dataclass(frozen=True)
-class LayerScore:
-    """The score of one layer: a linear function of a token's features, then a rising curve.
-
-    The unit is attention: roughly the largest share of a query's attention that the token will get from a distance. So
-    scores of different heads can be compared and averaged.
-
-    Attributes:
-        means: means that the features refer to.
-        weights: `[kv_heads, features]`, first those of `features.SCALARS`, then of the unit key.
-        offset: `[kv_heads]`.
-        x, y: `[kv_heads, knots]`, the knots of the curve.
-    """
-
-    means: Means
-    weights: Tensor
-    offset: Tensor
-    x: Tensor
-    y: Tensor
-
-    @property
-    def kv_heads(self) -> int:
-        return self.weights.shape[0]
-
-    @property
-    def key_dim(self) -> int:
-        return self.means.key.shape[1]
-
-    @property
-    def value_dim(self) -> int:
-        return self.means.value.shape[1]
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All tensors by name."""
-        return {
-            "mean_key": self.means.key,
-            "mean_value": self.means.value,
-            "weights": self.weights,
-            "offset": self.offset,
-            "x": self.x,
-            "y": self.y,
-        }
-
-    @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> "LayerScore":
-        """Make a score from `tensors`.
-
-        Raises:
-            ValueError: the tensors do not fit together. KeyError: one is missing.
-        """
-        for name in ("mean_key", "mean_value", "weights"):
-            if tensors[name].ndim != 2:
-                raise ValueError(f"{name} has the shape {tuple(tensors[name].shape)}, expected two dimensions")
-        means = Means(tensors["mean_key"], tensors["mean_value"])
-        score = cls(means, tensors["weights"], tensors["offset"], tensors["x"], tensors["y"])
-        heads, knots = score.kv_heads, score.x.shape[-1] if score.x.ndim else 0
-        shapes = {
-            "mean_key": (heads, score.key_dim),
-            "mean_value": (heads, score.value_dim),
-            "weights": (heads, len(SCALARS) + score.key_dim),
-            "offset": (heads,),
-            "x": (heads, knots),
-            "y": (heads, knots),
-        }
-        for name, tensor in score.tensors().items():
-            if tuple(tensor.shape) != shapes[name] or knots < 2:
-                raise ValueError(f"{name} has the shape {tuple(tensor.shape)}, expected {shapes[name]}")
-            if not (tensor.is_floating_point() and tensor.isfinite().all()):
-                raise ValueError(f"{name} contains numbers that are not finite")
-            if (tensor.abs() > _MOST).any():
-                raise ValueError(f"{name} contains numbers beyond {_MOST:g}, whose products are not finite")
-        for name, knots_of in (("x", score.x), ("y", score.y)):
-            if (knots_of.diff(dim=-1) < 0).any():
-                raise ValueError(f"the knots {name} of a curve fall")
-        return score
-
-    def line(self, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
-        """The linear part of the score; arguments as in `__call__`."""
-        wide = torch.promote_types(keys.dtype, torch.float32)
-        return self._folded(keys.to(wide), values.to(wide), positions)
-
-    @cached_property
-    def _folded(self) -> Folded:
-        # An ordinary tensor, even if it is first needed under `torch.inference_mode`.
-        with torch.inference_mode(False):
-            return Folded.of(self.means, self.weights, self.offset)
-
-    def __call__(self, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
-        """Score keys and values `[batch, kv_heads, tokens, dim]`: `[batch, kv_heads, tokens]` float32."""
-        return bend(self.line(keys, values, positions).float(), self.x, self.y)
-
-    def to(self, device: torch.device, heads: slice = slice(None), dtype: torch.dtype = torch.float32) -> "LayerScore":
-        """The score of some of the heads, on a device."""
-        with torch.inference_mode(False):
-            moved = {name: tensor[heads].to(device, dtype) for name, tensor in self.tensors().items()}
-        return LayerScore(
-            Means(moved["mean_key"], moved["mean_value"]), moved["weights"], moved["offset"], moved["x"], moved["y"]
-        )
 
 
 @dataclass(frozen=True)

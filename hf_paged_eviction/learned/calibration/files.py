@@ -9,8 +9,8 @@ from ...naming.fitted import FittedFiles, Tensors
 from ...naming.tensors import FileKind
 from ..measured import Measured
 from ..shares import HeadShares
-from .calibration import Calibration, LayerScore
-from .features import VERSION
+from .calibration import Calibration
+from .score import VERSION, LayerScore
 
 #: Value of "keys" in files whose scores read keys before rotary embedding; others read keys as cached.
 _UNROTATED = "unrotated"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...attention.weights import Attention
-from ...learned.calibration.features import unit
+from ...learned.calibration.score import unit
 from ...learned.moments import exact, shrunk_line
 from ..base import EvictionPolicy, ScoreContext, Statistics
 from ..checks import check_count, check_positive

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.internals import (
     HELD_OUT,
+    PAGED_EVICTION,
     Window,
     is_latent_attention,
     join,
@@ -18,7 +19,7 @@ from hf_paged_eviction.internals import (
     model_fingerprint,
     paged_layers,
     text_facts,
-    watched,
+    using,
 )
 
 from ..fitted import Progress, no_progress
@@ -85,7 +86,7 @@ def fit_kernels(model: Any, windows: Sequence[Window], plan: Plan, progress: Pro
     done, steps = 0, len(groups) * len(windows) + len(indices)
     for group in groups:
         taught: list[dict[int, Lesson]] = []
-        with watched(model):
+        with using(model, PAGED_EVICTION):
             for turn, window in enumerate(windows):
                 taught.append(lessons(model, window.tokens, plan.cache(model.config, turn), turn, group))
                 done += 1

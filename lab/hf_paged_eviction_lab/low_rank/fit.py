@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hf_paged_eviction.internals import (
+    PAGED_EVICTION,
     Queries,
     Window,
     feed,
@@ -25,7 +26,7 @@ from hf_paged_eviction.internals import (
     overheard,
     paged_layers,
     text_facts,
-    watched,
+    using,
 )
 
 from ..fitted import Progress, no_progress
@@ -83,7 +84,7 @@ def sum_products(model: Any, windows: Sequence[Window], progress: Progress = no_
     if not paged_layers(model.config):
         raise ValueError("No layer of this model can evict: there is nothing to fit.")
     sums: dict[int, Sums] = {}
-    with watched(model), torch.inference_mode():
+    with using(model, PAGED_EVICTION), torch.inference_mode():
         for done, window in enumerate(windows, 1):
             real = (torch.ones_like(window.tokens) if window.mask is None else window.mask).bool()
 

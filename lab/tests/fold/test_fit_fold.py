@@ -17,7 +17,8 @@ from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.attention.parts import join
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.preparing.fit.calibration import Window, watched
+from hf_paged_eviction.preparing.fitting import using
+from hf_paged_eviction.preparing.future import Window
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.caches.policy_names import attention_for
 from hf_paged_eviction_eval.commands import app
@@ -38,7 +39,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gather(model: Any, ids: torch.Tensor, plan: Plan = PLAN) -> dict[int, Lesson]:
-    with watched(model):
+    with using(model, "paged_eviction"):
         return lessons(model, ids, plan.cache(model.config, 0), 0, [0, 1])
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import models
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.preparing.fit.calibration import Window
+from hf_paged_eviction.preparing.future import Window
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_lab.low_rank.basis import load_basis
 from hf_paged_eviction_lab.low_rank.fit import fit_basis, solve, sum_products

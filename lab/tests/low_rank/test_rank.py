@@ -18,7 +18,7 @@ from closeness import assert_close
 from evicting import binding
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.heads import WHOLE
-from hf_paged_eviction.preparing.fit.calibration import Window
+from hf_paged_eviction.preparing.future import Window
 from hf_paged_eviction_eval.options.cache import CacheOptions
 from hf_paged_eviction_lab.low_rank import LowRank
 from hf_paged_eviction_lab.low_rank.basis import Basis, load_basis, save_basis

@@ -7,24 +7,45 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...attention.weights import Attention, far
-from ...integration.feeding import feed
-from ...integration.models import paged_layers
-from ...policies import Statistics
-from ...queries.hook import HookedCache, QueryHook
-from ...queries.observer import Queries, fold
+from ..attention.weights import Attention, far
+from ..integration.feeding import feed
+from ..integration.models import paged_layers
+from ..policies import Statistics
+from ..queries.hook import HookedCache, QueryHook
+from ..queries.observer import Queries, fold
+
+#: Nearer tokens do not count, because the cache holds them anyway.
+DISTANCE = 64
+
+
+@dataclass(frozen=True)
+class Window:
+    """A batch of texts.
+
+    Attributes:
+        tokens: `[rows, length]` int64.
+        mask: `[rows, length]`, 0 for pads on the left; None = no pads.
+    """
+
+    tokens: Tensor
+    mask: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of real tokens."""
+        return self.tokens.numel() if self.mask is None else int(self.mask.sum())
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One layer after one forward.
+    """One layer after a window.
 
     Attributes:
         layer_idx: index in the model.
         keys, values: `[batch, kv_heads, tokens, dim]`, as cached.
         positions: `[batch, kv_heads, tokens]`, -1 for a pad.
-        future: `[batch, kv_heads, tokens]` float32, the measured target, such as `future_attention`.
-        usable: `[batch, tokens]` bool, real tokens that some query saw from at least `distance` tokens later.
+        future: `[batch, kv_heads, tokens]` float32, see `future_attention`.
+        usable: `[batch, tokens]` bool, real tokens that some query saw from at least `DISTANCE` tokens later.
     """
 
     layer_idx: int
@@ -34,14 +55,17 @@ class Seen:
     future: Tensor
     usable: Tensor
 
+    def select(self, values: Tensor) -> Tensor:
+        """The usable tokens: `[batch, kv_heads, tokens, ...]` -> `[kv_heads, n, ...]`."""
+        return values.transpose(0, 1)[:, self.usable]
 
-Visit = Callable[[Seen], None]
+
 #: Called with the index of a layer, the queries of a forward, and all keys and values of the layer.
 Hear = Callable[[int, Queries, Tensor, Tensor], None]
 
 
-def future_attention(queries: Queries, key_positions: Tensor, query_positions: Tensor, distance: int) -> Tensor:
-    """The largest weight that a query at least `distance` tokens later pays to a token.
+def future_attention(queries: Queries, key_positions: Tensor, query_positions: Tensor) -> Tensor:
+    """The largest weight that a query at least `DISTANCE` tokens later pays to a token.
 
     The weights are averaged over the query heads of a group, and the largest over the queries counts, because a fact
     that is needed only once must not be lost. (The mean over queries shows what running text attends to.) Nearer
@@ -56,7 +80,7 @@ def future_attention(queries: Queries, key_positions: Tensor, query_positions: T
     """
 
     def observe(statistics: Statistics, attention: Attention) -> Statistics:
-        return {"largest": torch.maximum(statistics["largest"], far(attention, distance).amax(2))}
+        return {"largest": torch.maximum(statistics["largest"], far(attention, DISTANCE).amax(2))}
 
     nothing = torch.zeros(key_positions.shape, device=key_positions.device)
     return fold(observe, {"largest": nothing}, queries, key_positions, query_positions)["largest"]
@@ -87,22 +111,19 @@ def overheard(model: Any, hear: Hear, layers: Iterable[int] | None = None) -> Ho
     return cache
 
 
-def watch(model: Any, tokens: Tensor, mask: Tensor | None, distance: int, visit: Visit) -> None:
-    """Let the model read windows `[rows, tokens]` of text, and call `visit` for each layer.
+@torch.no_grad()
+def watch(model: Any, window: Window, visit: Callable[[Seen], object]) -> None:
+    """Let the model read a window, and call `visit` for each layer.
 
     Args:
         model: model with the attention implementation "paged_eviction".
-        mask: `[rows, tokens]`, 0 for pads on the left; None = no pads.
-        distance: see `future_attention`.
     """
-    real = torch.ones_like(tokens) if mask is None else mask
+    real = torch.ones_like(window.tokens) if window.mask is None else window.mask
     places = (real.cumsum(-1) - 1).masked_fill(real == 0, -1)
-    usable = (places >= 0) & (places <= places.amax(-1, keepdim=True) - distance)
+    usable = (places >= 0) & (places <= places.amax(-1, keepdim=True) - DISTANCE)
 
     def hear(index: int, queries: Queries, keys: Tensor, values: Tensor) -> None:
         positions = places[:, None].expand(-1, keys.shape[1], -1)
-        future = future_attention(queries, positions, places, distance)
-        visit(Seen(index, keys, values, positions, future, usable))
+        visit(Seen(index, keys, values, positions, future_attention(queries, positions, places), usable))
 
-    with torch.no_grad():
-        feed(model, tokens, mask, overheard(model, hear))
+    feed(model, window.tokens, window.mask, overheard(model, hear))

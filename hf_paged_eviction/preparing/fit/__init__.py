@@ -1,1 +1,0 @@
-"""Fit a score to a model."""
