@@ -21,7 +21,7 @@ class LayerRecord:
     """The record of one layer.
 
     Attributes:
-        keys, values: `[1, kv_heads, tokens, dim]`.
+        keys, values: `[1, kv_heads, tokens, dim]`, as they came.
         query: `[1, query_heads, tokens, dim]`.
         logits: scaling, soft-capping and sinks.
     """
@@ -31,26 +31,27 @@ class LayerRecord:
     query: Tensor
     logits: Logits
 
-    def first(self, count: int) -> "LayerRecord":
-        """The record of the first `count` tokens."""
-        return LayerRecord(self.keys[:, :, :count], self.values[:, :, :count], self.query[:, :, :count], self.logits)
-
 
 class _Recorder(QueryHook):
-    """Notes what came in one forward."""
+    """Records one layer, after what was recorded of the text before."""
 
-    keys: Tensor
-    values: Tensor
-    query: Tensor | None = None
-    logits: Logits | None = None
+    def __init__(self, layer_idx: int, record: LayerRecord | None) -> None:
+        super().__init__(layer_idx)
+        self.record = record
+        self.came: tuple[Tensor, ...] = ()
 
     def attended(self, queries: Queries) -> None:
         """See `QueryHook.attended`."""
-        self.query, self.logits = queries.query, queries.logits
+        states, past = (*self.came, queries.query), self.record
+        if past is not None:
+            pairs = zip((past.keys, past.values, past.query), states, strict=True)
+            states = tuple(torch.cat(pair, dim=2) for pair in pairs)
+        keys, values, query = states
+        self.record = LayerRecord(keys, values, query, queries.logits)
 
 
 class _RecordingCache(HookedCache):
-    """An `HookedCache` whose recorders note keys and values as they came."""
+    """A `HookedCache` that shows its recorders keys and values as they come: a layer with a window keeps the last."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -58,7 +59,7 @@ class _RecordingCache(HookedCache):
         """See `HookedCache.update`."""
         recorder = self.hooks.get(layer_idx)
         if isinstance(recorder, _Recorder):
-            recorder.keys, recorder.values = key_states, value_states
+            recorder.came = key_states, value_states
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
 
@@ -79,29 +80,18 @@ class Recording:
 
     def __init__(self, model: Any, ids: Tensor, before: "Recording | None" = None) -> None:
         self._model = model
-        if before is None:
-            self.ids = ids
-            self.cache = _RecordingCache(model.config, {index: _Recorder(index) for index in range(_layers(model))})
-        else:
-            self.ids = torch.cat([before.ids, ids], dim=1)
-            self.cache = copy.deepcopy(before.cache)
+        past = {} if before is None else before.layers or {}
+        count = model.config.get_text_config(decoder=True).num_hidden_layers
+        recorders = {index: _Recorder(index, past.get(index)) for index in range(count)}
+        self.ids: Tensor = ids if before is None else torch.cat([before.ids, ids], dim=1)
+        self.cache: HookedCache = _RecordingCache(model.config, {}) if before is None else copy.deepcopy(before.cache)
+        self.cache.hooks.update(recorders)
         feed(model, ids, None, self.cache)
-        self.layers = self._recorded(before)
-
-    def _recorded(self, before: "Recording | None") -> dict[int, LayerRecord] | None:
-        records = {}
-        for index, layer in enumerate(self.cache.layers):
-            recorder = self.cache.hooks.get(index)
-            plain = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
-            if not plain or not isinstance(recorder, _Recorder) or recorder.query is None or recorder.logits is None:
-                return None
-            past = None if before is None or before.layers is None else before.layers[index]
-            keys, values, query = recorder.keys, recorder.values, recorder.query
-            if past is not None:
-                news = (past.keys, keys), (past.values, values), (past.query, query)
-                keys, values, query = (torch.cat(pair, dim=2) for pair in news)
-            records[index] = LayerRecord(keys, values, query, recorder.logits)
-        return records
+        self.cache.hooks.clear()
+        records = {index: one.record for index, one in recorders.items() if one.came and one.record is not None}
+        plain = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in self.cache.layers)
+        whole = plain and len(records) == len(self.cache.layers)
+        self.layers: dict[int, LayerRecord] | None = records if whole else None
 
     @property
     def token(self) -> dict[int, tuple[Tensor, Tensor]]:
@@ -112,21 +102,15 @@ class Recording:
             for index, layer in held.items()
         }
 
-    def play(self, cache: PagedEvictionCache, count: int | None = None) -> None:
-        """Feed the first `count` tokens, or all, to an empty cache, as if the model had read them."""
-        count = self.ids.shape[1] if count is None else count
+    def play(self, cache: PagedEvictionCache) -> None:
+        """Feed the text to an empty cache, as if the model had read it."""
         if self.layers is None:
-            feed(self._model, self.ids[:, :count], None, cache)
+            feed(self._model, self.ids, None, cache)
             return
         paged = dict(cache.paged_layers)
         for index, record in self.layers.items():
-            cache.get_mask_sizes(count, index)
-            part = record.first(count)
-            keys, _ = cache.update(part.keys, part.values, index)
+            cache.get_mask_sizes(self.ids.shape[1], index)
+            keys, _ = cache.update(record.keys, record.values, index)
             layer = paged.get(index)
             if layer is not None and layer.waits:
-                layer.attended(Queries(part.query, keys, part.logits))
-
-
-def _layers(model: Any) -> int:
-    return int(model.config.get_text_config(decoder=True).num_hidden_layers)
+                layer.attended(Queries(record.query, keys, record.logits))
