@@ -3,9 +3,9 @@
 import re
 import warnings
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from ..integration.shapes import Shapes
 from ..layer.paged import PagedLayer
 from ..learned.calibration import load_calibration
 from ..learned.calibration.lookup import chosen_use, find_calibration
-from ..learned.measured import Bits, Measured, Use
+from ..learned.measured import Bits
 from ..naming.sizes import parse_bytes, readable_bytes
 from .losses import Loss, loss_at
 
@@ -98,7 +98,7 @@ class Plan:
         return "\n".join(lines)
 
     def _line(self, choice: Choice) -> str:
-        bits = "None" if choice.bits is None else ", ".join(map(str, _pair(choice.bits)))
+        bits = str(choice.bits).strip("()")
         if not choice.tokens:
             return f"  {bits:<8}  does not fit"
         held = f"{choice.tokens:,}" + (" (all)" if choice.tokens >= self.context else "")
@@ -150,22 +150,25 @@ def plan(
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}.")
     limit = None if memory is None else parse_bytes(memory)
-    shapes = Shapes.of(model, dtype, min(chunk, tokens))
+    shapes = Shapes(model, dtype)
     path = find_calibration(shapes.config) if profile is None else profile
     measured = None if path is None else load_calibration(str(path)).measured
-    sums = _Sums(shapes, tokens, rows, min(chunk, tokens))
-    choices = tuple(_choice(sums, one, limit, measured, chosen_use(shapes.config)) for one in bits)
-    return Plan(
+    passing = cache(partial(shapes.passing, chunk=min(chunk, tokens), rows=rows))
+    per_token = sum(map(shapes.token_bytes, shapes.paged))
+    windows = (min(window, tokens) * shapes.token_bytes(index) for index, window in shapes.windows.items())
+    planned = Plan(
         context=tokens,
         rows=rows,
         memory=limit,
         weights=shapes.weights,
-        token_bytes=sums.token_bytes,
-        window_bytes=sums.window_bytes,
-        full_bytes=sums.full_bytes,
-        passing_bytes=sums.passing,
-        choices=choices,
+        token_bytes=per_token,
+        window_bytes=rows * sum(windows) * shapes.dtype.itemsize // 2,
+        full_bytes=rows * per_token * tokens,
+        passing_bytes=passing(0, copies=False, waits=False),
+        choices=(),
     )
+    loss = partial(loss_at, measured, use=chosen_use(shapes.config))
+    return replace(planned, choices=tuple(_choice(planned, shapes, passing, one, loss) for one in bits))
 
 
 def _tokens(context: int | str) -> int:
@@ -176,64 +179,41 @@ def _tokens(context: int | str) -> int:
     return int(match[1]) * {"": 1, "k": 1024, "m": 1024**2}[match[2]]
 
 
-class _Sums:
-    """Bytes that do not depend on the precision."""
-
-    def __init__(self, shapes: Shapes, context: int, rows: int, chunk: int) -> None:
-        self.shapes, self.context, self.rows, self.chunk = shapes, context, rows, chunk
-        size = shapes.dtype.itemsize
-        self.token_bytes = sum(map(shapes.token_bytes, shapes.paged))
-        windows = (min(window, context) * shapes.token_bytes(index) for index, window in shapes.windows.items())
-        self.window_bytes = rows * sum(windows) * size // 2
-        self.full_bytes = rows * self.token_bytes * context
-        self.passing = shapes.reader.passing(0, rows, False, False)
-
-    def peak(self, cache_bytes: int, passing: int) -> int:
-        """Most bytes at once while a chunk is read into a full cache of so many bytes."""
-        return self.shapes.weights + self.window_bytes + cache_bytes + passing
-
-
-def _choice(sums: _Sums, bits: Bits, limit: int | None, measured: Measured | None, use: Use) -> Choice:
-    layers = _layers(sums, bits)
+def _choice(
+    plan: Plan, shapes: Shapes, passing: Callable[..., int], bits: Bits, loss: Callable[[Bits, float], Loss | None]
+) -> Choice:
+    """The largest budget with these bits; `passing`: see `Shapes.passing`; `loss`: at a share, see `loss_at`."""
+    layers = _layers(shapes, plan.rows, bits)
     per_token = sum(layer.store.token_bytes(*states) for layer, states in layers)
     fixed = sum(layer.store.fixed_bytes(*states) for layer, states in layers)
     copies = any(layer.store.rounds or layer.store.columns.ragged for layer, _ in layers)
-    waits = any(layer.recorder is not None for layer, _ in layers)
+    behind = partial(passing, copies=copies, waits=any(layer.recorder is not None for layer, _ in layers))
+    most = -(-plan.context // _BLOCK)
 
-    def passing(blocks: int) -> int:
-        return sums.shapes.reader.passing(blocks * _BLOCK, sums.rows, copies, waits)
+    def peak(blocks: int, temporary: int) -> int:
+        return plan.weights + plan.window_bytes + blocks * _BLOCK * per_token + fixed + temporary
 
     def at_most(blocks: int) -> int:
         """The peak, or a little more: temporary tensors grow faster the longer the text, so no more than on a line."""
-        between = passing(0) + (passing(most) - passing(0)) * blocks // most
-        return sums.peak(blocks * _BLOCK * per_token + fixed, between)
+        return peak(blocks, behind(0) + (behind(most * _BLOCK) - behind(0)) * blocks // most)
 
-    most = -(-sums.context // _BLOCK)
-    blocks = most if limit is None else bisect_right(range(most + 1), limit, key=at_most) - 1
+    blocks = most if plan.memory is None else bisect_right(range(most + 1), plan.memory, key=at_most) - 1
     if blocks < min(_FEWEST, most):
         return Choice(bits, 0, 0, 0, 0.0, None)
     cache_bytes = blocks * _BLOCK * per_token + fixed
-    share = cache_bytes / max(sums.full_bytes, 1)
+    share = cache_bytes / max(plan.full_bytes, 1)
     # What is not rounded counts as 16 bits when caches are compared, whatever the dtype.
-    loss = loss_at(measured, bits, blocks / most if bits is None else share, use)
-    return Choice(bits, blocks * _BLOCK, cache_bytes, sums.peak(cache_bytes, passing(blocks)), share, loss)
+    lost = loss(bits, blocks / most if bits is None else share)
+    return Choice(bits, blocks * _BLOCK, cache_bytes, peak(blocks, behind(blocks * _BLOCK)), share, lost)
 
 
-def _layers(sums: _Sums, bits: Bits) -> list[tuple[PagedLayer, tuple[Tensor, Tensor]]]:
+def _layers(shapes: Shapes, rows: int, bits: Bits) -> list[tuple[PagedLayer, list[Tensor]]]:
     """The paged layers of the cache that would be made, with one token of keys and values as each would get it."""
-    config, shapes = sums.shapes.config, sums.shapes
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a plan is no cache: what to know of its options stands elsewhere
-        cache = PagedEvictionCache(config, budget=_FEWEST * _BLOCK, block_size=_BLOCK, bits=bits)
+        example = PagedEvictionCache(shapes.config, budget=_FEWEST * _BLOCK, block_size=_BLOCK, bits=bits)
     tokens = {
-        index: (
-            keys.to(shapes.dtype).expand(sums.rows, -1, -1, -1),
-            values.to(shapes.dtype).expand(sums.rows, -1, -1, -1),
-        )
-        for index, (keys, values) in shapes.states.items()
+        index: [one.to(shapes.dtype).expand(rows, -1, -1, -1) for one in states]
+        for index, states in shapes.states.items()
     }
-    return [(layer, tokens[index]) for index, layer in cache.paged_layers if index in tokens]
-
-
-def _pair(bits: Bits) -> tuple[Any, ...]:
-    return bits if isinstance(bits, tuple) else (bits,)
+    return [(layer, tokens[index]) for index, layer in example.paged_layers if index in tokens]

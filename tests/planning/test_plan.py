@@ -8,7 +8,7 @@ import torch
 import models
 from hf_paged_eviction import PagedEvictionCache, plan
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.integration.live import LiveBytes
+from hf_paged_eviction.integration.shapes import LiveBytes
 from hf_paged_eviction.learned.measured import BYTES, RANDOM, Measured, Row
 from hf_paged_eviction.planning.losses import Loss, loss_at
 
