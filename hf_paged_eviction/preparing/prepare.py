@@ -3,7 +3,7 @@
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from itertools import islice
@@ -15,24 +15,24 @@ import torch.distributed as dist
 from filelock import FileLock
 
 from ..integration.kept_state import aside
+from ..integration.models import is_latent_attention, paged_layers, why_not_ours
 from ..integration.weights import is_split, register_weights, without_parallel
 from ..learned.calibration import Calibration, load_calibration, profile_path, save_calibration
 from ..learned.calibration.lookup import HOME, find_calibration, use_profile
-from ..learned.measured import Use
-from ..options.cache_options import BLOCK_SIZE, SMALL_BLOCK_SIZE
+from ..learned.measured import OF_USE, Use
+from ..options.cache_options import AUTO, BLOCK_SIZE, SMALL_BLOCK_SIZE
 from ..queries.attention import PAGED_EVICTION
 from ..version import __version__
-from .arguments import check_arguments, check_model, chosen_effort
+from .candidates import BITS
 from .difference import NoDifferenceError
-from .effort import QUICK, Effort
+from .effort import NORMAL, QUICK, THOROUGH, Effort
 from .fitting import fit
 from .future import Window
 from .passages import Passage, documentation, one_row, passages
 from .profile import Profile
-from .progress import Progress
+from .progress import Progress, of_passage, of_reading, of_window
 from .readings import Readings
-from .search import MEMORY_SHARES, Search, halves
-from .work import of_all, of_window
+from .search import MEMORY_SHARES, SHARES, Search, halves
 
 #: Tokens of a window that scores are fitted to.
 _WINDOW = 1024
@@ -87,29 +87,70 @@ def prepare(
         TypeError: an argument has the wrong type.
     """
     model = without_parallel(model)
-    check_arguments(model, tokenizer, use)
-    effort = chosen_effort(thorough, quick)
+    _check_arguments(model, tokenizer, use)
+    if thorough and quick:
+        raise ValueError("thorough=True and quick=True exclude each other: leave one of them out.")
     config = model.config
-    check_model(config)
+    _check_model(config)
     model.set_attn_implementation(PAGED_EVICTION)
     with Progress(progress) as bar:
         digest = register_weights(model)
         if profile is not None:
-            calibration = load_calibration(profile)
-            calibration.check_model(config)
             path = Path(str(profile))
+            load_calibration(profile).check_model(config)
         else:
-            file = find_calibration(config)
-            path = file or profile_path(digest)
+            path = find_calibration(config) or profile_path(digest)
             if not _serves(path, use):
                 path = profile_path(digest)
+                effort = THOROUGH if thorough else QUICK if quick else NORMAL
                 measurement = _Measurement(model, tokenizer, text, path, use, effort, bar)
                 with nullcontext() if is_split(model) else _turn_of(path):
                     if is_split(model) or not _serves(path, use):  # another process may have measured meanwhile
                         measurement.run()
-            calibration = load_calibration(path)
     use_profile(config, str(path), use)
-    return Profile(str(path), calibration, use)
+    return Profile(str(path), load_calibration(path), use)
+
+
+def _check_arguments(model: Any, tokenizer: Any, use: object) -> None:
+    """Raise TypeError or ValueError if these are not a model, its tokenizer and a use."""
+    if isinstance(model, str | Path):
+        raise TypeError(
+            f"prepare takes a loaded model, not the name {str(model)!r}: "
+            f"prepare(AutoModelForCausalLM.from_pretrained({str(model)!r}), tokenizer)."
+        )
+    if _is_tokenizer(model):
+        raise TypeError("prepare got a tokenizer in place of the model: write prepare(model, tokenizer).")
+    if not hasattr(model, "config") or not hasattr(model, "set_attn_implementation"):
+        raise TypeError(f"prepare takes a model of transformers, got {type(model).__name__}.")
+    if tokenizer is not None and not _is_tokenizer(tokenizer):
+        raise TypeError(f"tokenizer must be the model's tokenizer, got {type(tokenizer).__name__}.")
+    if use not in OF_USE:
+        raise ValueError(f"use must be one of {', '.join(map(repr, OF_USE))}, got {use!r}.")
+
+
+def _is_tokenizer(thing: object) -> bool:
+    return callable(thing) and hasattr(thing, "decode") and not hasattr(thing, "forward")
+
+
+def _check_model(config: Any) -> None:
+    """Refuse models of which nothing can be measured.
+
+    Raises:
+        ValueError: the message says which default their caches get instead.
+    """
+    latents = "this model caches latents (MLA) instead of keys and values" if is_latent_attention(config) else None
+    if latents is None and not paged_layers(config):
+        kinds = sorted({*(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())})
+        raise ValueError(
+            f"There is nothing to prepare: no layer of this {config.model_type} model evicts"
+            f"{f' (its layers are {kinds})' if kinds else ''}. Layers with a sliding window and recurrent ones hold a "
+            "fixed number of tokens already, so use the model without a cache of this package."
+        )
+    if reason := latents or why_not_ours(config):
+        raise ValueError(
+            f"There is nothing to prepare: {reason}. PagedEvictionCache(model.config, policy={AUTO!r}) uses a "
+            "default that needs no profile."
+        )
 
 
 @contextmanager
@@ -175,48 +216,34 @@ class _Measurement:
         Raises:
             NoDifferenceError: see there.
         """
-        begun = self._of_process(".unfinished.jsonl")
+        # Beside the profile; of a model that is split over processes each has its own.
+        own = f".{dist.get_rank()}" if is_split(self._model) else ""
+        begun, fitted, part = (
+            self._path.with_suffix(own + suffix) for suffix in (".unfinished.jsonl", ".unfinished.safetensors", ".part")
+        )
         readings = Readings(begun, self._subject)
         self._bar.begin(_work(self._effort, self._passages), self._cheaper())
         training = self._model.training
         with aside(self._model):
             self._model.eval()
             try:
-                fitted = self._fitted(readings.goes_on)
-                search = Search(
-                    self._model,
-                    fitted,
-                    self._passages,
-                    self._effort,
-                    self._use,
-                    readings,
-                    self._bar.advance,
-                    self._bar.skip,
-                )
-                measured = search.run()
+                if readings.goes_on and fitted.is_file():
+                    self._bar.advance(of_window(self._effort.windows))
+                else:
+                    advance = self._bar.advance
+                    scores = fit(self._model, self._windows, lambda tokens: advance(of_window(tokens / _WINDOW)))
+                    _save(scores, part, fitted)
+                subject = self._model, fitted, self._passages, self._effort, self._use, readings
+                measured = Search(*subject, self._bar.advance, self._bar.skip).run()
+                _save(replace(load_calibration(fitted), measured=measured), part, self._path)
             except NoDifferenceError:
                 fitted.unlink()
                 begun.unlink()
                 raise
             finally:
                 self._model.train(training)
-        _save(replace(load_calibration(fitted), measured=measured), self._of_process(".part"), self._path)
         fitted.unlink()
         begun.unlink()
-
-    def _of_process(self, suffix: str) -> Path:
-        """A file beside the profile; of a model that is split over processes each has its own."""
-        return self._path.with_suffix(f".{dist.get_rank()}{suffix}" if is_split(self._model) else suffix)
-
-    def _fitted(self, goes_on: bool) -> Path:
-        """A file with the scores and the budgets of heads, which may be there already."""
-        file = self._of_process(".unfinished.safetensors")
-        if goes_on and file.is_file():
-            self._bar.advance(of_window(self._effort.windows))
-        else:
-            fitted = fit(self._model, self._windows, lambda tokens: self._bar.advance(of_window(tokens / _WINDOW)))
-            _save(fitted, self._of_process(".part"), file)
-        return file
 
     def _cheaper(self) -> dict[str, float]:
         """The work of cheaper settings."""
@@ -224,8 +251,7 @@ class _Measurement:
         if self._effort is not QUICK:
             cheaper["quick=True"] = _work(QUICK, self._passages[: QUICK.passages])
         if self._use != "text":
-            texts = [replace(passage, questions=()) for passage in self._passages]
-            cheaper['use="text"'] = _work(self._effort, texts)
+            cheaper['use="text"'] = _work(self._effort, [replace(passage, questions=()) for passage in self._passages])
         return cheaper
 
 
@@ -247,9 +273,13 @@ def _check_folder(folder: Path) -> None:
         ) from error
 
 
-def _work(effort: Effort, read: Sequence[Passage]) -> float:
-    first, _ = halves(len(read))
-    return of_all(effort.windows, read, len(first), len(effort.candidates), effort.stay, len(MEMORY_SHARES))
+def _work(effort: Effort, read: list[Passage]) -> float:
+    """The expected work of a whole measurement, see `Search.run`."""
+    first, others = ([read[at] for at in half] for half in halves(len(read)))
+    begin, end = (sum(map(of_reading, half)) for half in (first, others))
+    in_bits = sum(of_reading(passage, few_bits=True) for passage in first) * len(BITS) * len(MEMORY_SHARES)
+    readings = begin * (len(effort.candidates) + effort.stay + 4) + end * len(SHARES) * (effort.stay + 1)
+    return of_window(effort.windows) + sum(map(of_passage, read)) + readings + in_bits
 
 
 def _save(calibration: Calibration, part: Path, path: Path) -> None:

@@ -1,4 +1,8 @@
-"""The progress bar of `prepare`, and what it says if much is left."""
+"""The progress bar of `prepare`, what it says if much is left, and the expected work.
+
+The unit of work is the time that one cache takes on one passage of text of 880 tokens; the numbers are measured on
+SmolLM2.
+"""
 
 import sys
 import time
@@ -7,10 +11,31 @@ from types import TracebackType
 
 from tqdm.auto import tqdm
 
+from .passages import Passage
+
 #: Minutes after which a cheaper setting is named.
 LONG = 10
 #: Part of the work after which the rest can be estimated.
 _KNOWN = 0.02
+_WINDOW = 10.0
+_PASSAGE, _QUESTION = 5.0, 0.4
+_READING, _QUESTIONS = 1.0, 3.0
+_FEW_BITS = 2.0
+
+
+def of_window(share: float) -> float:
+    """The work of fitting scores to a part of a window."""
+    return _WINDOW * share
+
+
+def of_passage(passage: Passage) -> float:
+    """The work of reading a passage with the full cache."""
+    return _PASSAGE + _QUESTION * len(passage.questions)
+
+
+def of_reading(passage: Passage, few_bits: bool = False) -> float:
+    """The work of one cache on one passage."""
+    return (_QUESTIONS if passage.questions else _READING) * (_FEW_BITS if few_bits else 1.0)
 
 
 class Progress:
@@ -37,7 +62,7 @@ class Progress:
         """Begin to measure.
 
         Args:
-            total: expected work, in any unit.
+            total: expected work.
             cheaper: the work of cheaper settings, by what the user would write.
         """
         self._begun, self._work, self._total, self._cheaper = time.monotonic(), 0.0, total, cheaper

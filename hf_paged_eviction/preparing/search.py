@@ -12,8 +12,8 @@ from .difference import NoDifferenceError, matters
 from .effort import Effort
 from .measuring import Trials
 from .passages import Passage
+from .progress import of_passage, of_reading
 from .readings import Divergences, Reading, Readings
-from .work import of_passage, of_reading
 
 #: Shares of the tokens at which kinds of caches are compared.
 SHARES = (1 / 4, 1 / 8)

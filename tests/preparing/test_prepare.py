@@ -20,7 +20,7 @@ from hf_paged_eviction.integration.feeding import feed
 from hf_paged_eviction.learned.calibration import files, load_calibration, lookup, profile_path, save_calibration
 from hf_paged_eviction.learned.measured import RANDOM, Measured, Row
 from hf_paged_eviction.naming.by_object import ByObject
-from hf_paged_eviction.preparing import arguments, difference, progress, readings, search
+from hf_paged_eviction.preparing import difference, progress, readings, search
 from hf_paged_eviction.preparing import prepare as preparing
 from hf_paged_eviction.preparing.candidates import Candidate
 from hf_paged_eviction.preparing.effort import NORMAL, QUICK, THOROUGH, Effort
@@ -43,7 +43,7 @@ def small(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     for name, number in {"_WINDOW": 256, "_LENGTH": 200, "_GOING_ON": 16, "_FACTS": 1}.items():
         monkeypatch.setattr(preparing, name, number)
     tried = (Candidate("observed", "heads"), Candidate("tova", "heads(power=2.0)"), Candidate("keydiff"))
-    monkeypatch.setattr(arguments, "NORMAL", Effort(2, 2, tried, 3.0, 2))
+    monkeypatch.setattr(preparing, "NORMAL", Effort(2, 2, tried, 3.0, 2))
     monkeypatch.setattr(search, "BITS", (8, (4, 2)))
 
 
