@@ -37,15 +37,6 @@ def decode(cache: Any, start: int, stop: int, rows: int = 3, padded: bool = True
 # ---- crop ---------------------------------------------------------------------------------------------------------
 
 
-def test_crop_of_zero_commits() -> None:
-    cache, fresh = make(record_past=True), make()
-    for one in (cache, fresh):
-        feed(one, 0, 40)
-    assert cache.layers[0].held == 0
-    cache.crop(0)
-    same_state(cache, fresh)
-
-
 class OldestInTheSecondLayer(EvictionPolicy):
     """The first layer keeps what is new, the second what is old."""
 
@@ -65,14 +56,6 @@ def test_a_refused_crop_changes_no_layer() -> None:
 
 
 # ---- rows ---------------------------------------------------------------------------------------------------------
-
-
-def test_select_by_mask() -> None:
-    cache, straight = make(), make()
-    for one in (cache, straight):
-        feed(one, 0, 30)
-    cache.batch_select_indices(torch.tensor([True, False, True]))
-    assert torch.equal(cache.layers[0].positions, straight.layers[0].positions[[0, 2]])
 
 
 def test_row_changes_of_an_empty_cache() -> None:
@@ -97,17 +80,6 @@ def test_early_initialization() -> None:
     assert cache.get_mask_sizes(5, 0) == (5, 0)
     assert torch.equal(feed(cache, 0, 40), feed(fresh, 0, 40))
     same_state(cache, fresh)
-
-
-def test_offload_and_prefetch_on_one_device() -> None:
-    cache, fresh = make(), make()
-    for one in (cache, fresh):
-        feed(one, 0, 40)
-    for layer in cache.layers:
-        layer.offload()
-        assert layer.keys.device.type == "cpu"
-        layer.prefetch()
-    assert torch.equal(decode(cache, 40, 50), decode(fresh, 40, 50))
 
 
 @pytest.mark.parametrize("settings", [{}, {"bits": 4}, {"policy": "keydiff", "disposal": "recall(blocks=1)"}], ids=str)
@@ -197,18 +169,6 @@ def test_repr_is_for_people() -> None:
     assert "budget=24 tokens on average in blocks of 4" in repr(
         models.paged(models.shared("llama", "paged_eviction").config, budget=[32, 16], block_size=4)
     )
-
-
-def test_reading_changes_nothing() -> None:
-    quiet, watched = make(policy="keydiff"), make(policy="keydiff")
-    feed(quiet, 0, 30)
-    feed(watched, 0, 30)
-    for at in range(30, 60):
-        a = feed(quiet, at, at + 1)
-        repr(watched), watched.stats(), watched.block_table(), watched.block_scores(1)
-        b = feed(watched, at, at + 1)
-        assert torch.equal(a, b)
-    same_state(quiet, watched)
 
 
 def test_reading_an_empty_cache() -> None:
