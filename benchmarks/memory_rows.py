@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from hf_paged_eviction import PagedEvictionCache, prepare
 from hf_paged_eviction.integration.feeding import feed
+from hf_paged_eviction.naming.sizes import MemoryShare
 from hf_paged_eviction.preparing.recording import Recording
 from hf_paged_eviction_eval.data.library import held_out_texts
 from hf_paged_eviction_eval.data.prompting.chat_template import has_template, wrap
@@ -198,7 +199,7 @@ class Caches:
 
     def __init__(self, config: PreTrainedConfig) -> None:
         self._configs = {True: config, False: copy.deepcopy(config)}
-        self._known: dict[tuple[str, int], dict[str, Any]] = {}
+        self._known: dict[tuple[str, str], dict[str, Any]] = {}
 
     def make(self, kind: Kind, share: float, read: Recording) -> PagedEvictionCache:
         """An empty cache that holds as many tokens as this share of the text's keys and values takes in 16 bits.
@@ -206,16 +207,15 @@ class Caches:
         Raises:
             ValueError: the share is too small.
         """
-        full = read.ids.shape[1] * sum(2 * (keys.numel() + values.numel()) for keys, values in read.token.values())
-        key = kind.name, int(share * full)
+        key = kind.name, MemoryShare(share, read.ids.shape[1]).text
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if key not in self._known:
                 self._known[key] = self._arguments(kind, key[1], read)
             return PagedEvictionCache(self._configs[kind.prepared], **self._known[key])
 
-    def _arguments(self, kind: Kind, memory: int, read: Recording) -> dict[str, Any]:
-        trial = PagedEvictionCache(self._configs[kind.prepared], f"{memory}B", **kind.options)
+    def _arguments(self, kind: Kind, budget: str, read: Recording) -> dict[str, Any]:
+        trial = PagedEvictionCache(self._configs[kind.prepared], budget, **kind.options)
         for index, (keys, values) in read.token.items():
             trial.update(keys, values, index)
         sizes = trial.paged_layers[0][1].budget

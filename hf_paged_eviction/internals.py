@@ -28,7 +28,6 @@ from .integration.heads import LocalHeads
 from .integration.kept_state import forget_last_text
 from .integration.models import is_latent_attention, paged_layers, why_not_ours  # which attention a model may take
 from .integration.rotary import Rotary
-from .integration.shapes import prompt_bytes  # of a share of memory
 from .integration.weights import without_parallel  # verify takes wrapped models, as prepare does
 from .integration.window import trained_window  # a note where prompts are longer
 from .layer.paged import PagedLayer  # what a layer holds; replaying one prefill into many caches
@@ -175,7 +174,6 @@ __all__ = [
     "paged_layers",
     "persistent",
     "probe_context",
-    "prompt_bytes",
     "quoted",
     "rank_keys",
     "read",
@@ -198,8 +196,8 @@ __all__ = [
 #: Taken from where they stand: this module loads torch, and `--help`, `score` and `report` do without it.
 WITHOUT_TORCH = {
     "naming": ("sizes",),  # bytes and shares as people type them
-    "naming.sizes": ("parse_memory_share", "readable_bytes"),
-    "options.cache_options": ("BLOCK_SIZE", "Typed", "read_bits", "read_size", "typed_options"),
+    "naming.sizes": ("readable_bytes",),
+    "options.cache_options": ("BLOCK_SIZE", "Typed", "budget_of_text", "read_bits", "read_size", "typed_options"),
     "table.budget": ("BlockBudget",),  # the smallest legal budget
     "table.spans": ("read_protect",),
 }

@@ -9,8 +9,9 @@ from rich.console import Console
 from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.internals import AUTO, PAGED_EVICTION, feed, prompt_bytes, why_not_ours
-from hf_paged_eviction.naming.sizes import parse_memory_share, readable_bytes
+from hf_paged_eviction.internals import AUTO, PAGED_EVICTION, feed, why_not_ours
+from hf_paged_eviction.naming.sizes import readable_bytes
+from hf_paged_eviction.options.cache_options import budget_of_text
 
 from ..console import say, token_bar
 from ..errors import UserError
@@ -33,14 +34,20 @@ def run_compress(options: Any) -> PagedEvictionCache:
     """
     notes = Console(stderr=True)
     if options.budget is None:
-        raise UserError("--budget is missing: give a number of tokens, bytes such as 512MiB, or '25% of memory'")
+        raise UserError(
+            "--budget is missing: give a number of tokens, a share ('25%', '25% of memory'), or bytes such as 512MiB"
+        )
     check_output(options.output, "a context")
     text, settings = read_text("--text", options.text), _one_cache(options)
     model, tokenizer = models.load(settings)
     (policy,) = settings.policies
     ids = text_ids(tokenizer, text).to(input_device(model))
     size = f"--budget {options.budget}"
-    cache = make_paged_cache(model.config, settings, policy, size, budget=_size(options.size, model, ids.shape[1]))
+    try:
+        budget = budget_of_text(options.size, ids.shape[1], settings.cache_arguments)
+    except ValueError as error:
+        raise UserError(f"{size}: {error}") from error
+    cache = make_paged_cache(model.config, settings, policy, size, budget=budget)
     if not cache.paged_layers:
         raise UserError("no layer of this model keeps all that it has read, so there is nothing to evict")
     with token_bar(notes) as bar:
@@ -66,12 +73,6 @@ def run_compress(options: Any) -> PagedEvictionCache:
         f"PagedEvictionCache.load({str(options.output)!r}, model)",
     )
     return cache
-
-
-def _size(budget: int | str, model: Any, tokens: int) -> int | str:
-    """A share of the memory of the text in bytes, because the cache takes that of its first forward, a chunk."""
-    share = parse_memory_share(str(budget))
-    return budget if share is None else f"{max(int(share * prompt_bytes(model, tokens)), 1)}B"
 
 
 def text_ids(tokenizer: Any, text: str) -> Tensor:

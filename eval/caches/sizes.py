@@ -8,7 +8,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.internals import AUTO, feed, prompt_bytes
+from hf_paged_eviction.internals import AUTO, feed
+from hf_paged_eviction.options.cache_options import budget_of_text
 
 from ..errors import UserError
 from ..models.device import input_device
@@ -18,8 +19,6 @@ from .making import make_paged_cache
 
 #: By model: arguments of caches, by policy, bytes and options.
 _KNOWN: WeakKeyDictionary[Any, dict[Any, dict[str, Any]]] = WeakKeyDictionary()
-#: By model: bytes of a token in 16 bits.
-_TOKEN_BYTES: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
 def tokens_held(budget: Budget, model: Any, options: CacheOptions, policy: str, length: int) -> int | None:
@@ -38,15 +37,6 @@ def tokens_held(budget: Budget, model: Any, options: CacheOptions, policy: str, 
     return tokens
 
 
-def bytes_held(budget: Budget, model: Any, length: int) -> int:
-    """Bytes of keys and values that a budget in bytes, or a share of the memory of so many tokens, is."""
-    if budget.memory_share is None:
-        return budget.memory or 0
-    if model not in _TOKEN_BYTES:
-        _TOKEN_BYTES[model] = prompt_bytes(model)
-    return int(budget.memory_share * length * _TOKEN_BYTES[model])
-
-
 def arguments_of_memory(model: Any, options: CacheOptions, policy: str, budget: Budget, length: int) -> dict[str, Any]:
     """Arguments of a cache whose rows each have room for so many bytes, see `measured`.
 
@@ -57,10 +47,11 @@ def arguments_of_memory(model: Any, options: CacheOptions, policy: str, budget: 
     Raises:
         UserError: as `tokens_held`.
     """
-    measures, memory, label = _KNOWN.setdefault(model, {}), bytes_held(budget, model, length), budget.label
-    key = (policy, memory, model.dtype, repr(options.cache_arguments))
+    measures, label = _KNOWN.setdefault(model, {}), budget.label
+    size = budget_of_text(label, length, {})
+    key = (policy, size, model.dtype, repr(options.cache_arguments))
     if key not in measures:
-        cache = make_paged_cache(model.config, options, policy, label, budget=f"{max(memory, 1)}B", protect=None)
+        cache = make_paged_cache(model.config, options, policy, label, budget=size, protect=None)
         if not cache.paged_layers:
             raise UserError(f"{policy} {label}: no layer of this model keeps all that it has read: nothing takes bytes")
         try:

@@ -29,7 +29,7 @@ BRIEF = {
     "model": "a folder, a GGUF file or a name on the Hub; without it the small model of this package",
     "text": "plain text to read",
     "output": "the file to write",
-    "budget": "tokens per layer, bytes such as 512MiB, or '25% of memory'",
+    "budget": "tokens per layer, 25% (of the text), '25% of memory', or bytes such as 512MiB",
     "policy": "one of `paged-eviction policies` (auto)",
     "prefill_chunk_size": "most tokens per forward: bounds memory (512)",
     "bits": "bits per stored number: 8, 4, 3 or 2",

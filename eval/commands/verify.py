@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator
 
 from ..options.base import File, option
 from ..options.model import EMBEDDED, ModelOptions
@@ -36,6 +38,12 @@ BRIEF = {
 }
 
 
+def _read_tokens(typed: Any) -> Any:
+    if not (isinstance(typed, int) or (typed.isascii() and typed.isdecimal())) or int(typed) < 16:
+        raise ValueError("write a number of tokens, 16 or more: texts are made as long as it takes to exceed it")
+    return typed
+
+
 class VerifyOptions(ModelOptions):
     """What was typed."""
 
@@ -51,7 +59,9 @@ class VerifyOptions(ModelOptions):
         "sdpa, eager, ... If not given: the model's default. paged_eviction is checked in any case.",
         metavar="NAME",
     )
-    budget: int = option(20, "Tokens of the small budget, a multiple of 4.", at_least=16)
+    budget: Annotated[int, BeforeValidator(_read_tokens)] = option(
+        20, "Tokens of the small budget, a multiple of 4.", at_least=16
+    )
     seed: int = option(0, "Seed of the random tokens.")
     thorough: bool = option(
         False,

@@ -63,5 +63,5 @@ class OneCacheOptions(CacheOptions, offered("budget", "policy")):  # type: ignor
 
     @property
     def size(self) -> int | str | None:
-        """`budget=` of the cache: tokens, or bytes such as "2GiB"."""
+        """`budget=` of the cache."""
         return None if self.budget is None else read_size(self.budget)

@@ -99,16 +99,6 @@ class Shapes:
             ) from error
 
 
-def prompt_bytes(model: Module | PretrainedConfig, tokens: int = 1) -> int:
-    """Bytes of keys and values of a row of so many tokens in 16 bits, over all layers that evict.
-
-    Raises:
-        ValueError: see `Shapes`.
-    """
-    shapes = Shapes(model)
-    return tokens * sum(map(shapes.token_bytes, shapes.paged))
-
-
 class _Behind(DynamicCache):  # type: ignore[misc]
     """A cache whose layers hold what they got first, and forget what comes.
 

@@ -192,7 +192,8 @@ class Forwards:
         warnings.warn(
             f"The budget is {share}, and counts the tokens of the first forward, which were {self._first}: it is "
             f"{tokens} tokens per layer, and stays so with the {count} that come now, after {seen}. With "
-            "prefill_chunk_size=, and for long later turns, give the budget in tokens.",
+            "prefill_chunk_size=, and for long later turns, give the budget in tokens, or as a share of a length that "
+            "you name: '25% of memory of 8192 tokens'.",
             stacklevel=4,
         )
 

@@ -265,9 +265,10 @@ class LayerState:
             store = self.store
             token_bytes, beside, passing = self.action.bytes_for(keys, values, store.token_bytes(keys, values))
             beside += store.fixed_bytes(keys, values)
-            in_16_bits, spans = 2 * (keys.numel() + values.numel()), self.budget.now.spans
-            place = self.scorer.layer_idx
-            self.memory.begin(place, token_bytes, keys.shape[0], beside, passing, spans, in_16_bits)
+            rows, _, tokens, _ = keys.shape
+            in_16_bits = 2 * sum(rows * states.shape[1] * states.shape[3] for states in (keys, values))
+            place, spans = self.scorer.layer_idx, self.budget.now.spans
+            self.memory.begin(place, token_bytes, rows, beside, passing, spans, in_16_bits, tokens)
 
     def new_table(self, budget: BlockBudget, rows: int, sets: int, device: torch.device) -> BlockTable:
         """An empty table for so many rows and sets."""

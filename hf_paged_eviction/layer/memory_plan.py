@@ -43,6 +43,7 @@ class MemoryPlan:
         passing: int = 0,
         spans: tuple[Spans, ...] = (),
         in_16_bits: int = 0,
+        tokens: int = 0,
     ) -> None:
         """A layer is about to get its first tokens.
 
@@ -53,14 +54,15 @@ class MemoryPlan:
             beside: bytes of all rows of the layer that do not depend on the number of tokens.
             passing: bytes of temporary tensors, which one layer after the other needs.
             spans: protected spans, see `BlockBudget`.
-            in_16_bits: bytes of the layer's first tokens in 16 bits, for a share of memory.
+            in_16_bits, tokens: bytes of a token of every row in 16 bits, and the number of first tokens, for a share of
+                memory.
 
         Raises:
             ValueError: the memory holds too few tokens, or this layer needs more per token than the first one did.
         """
         if not self._begun:
             self._begun, self._token_bytes = True, token_bytes
-            self._sizes = replace(self._sizes, spans=spans).of_prompt(in_16_bits * len(self._budgets))
+            self._sizes = replace(self._sizes, spans=spans).of_prompt(in_16_bits * len(self._budgets), tokens)
             sizes = self._sizes.in_tokens(self._tokens(token_bytes, rows, beside, passing))
             for budget in self._budgets:
                 budget.now = budget.table.mean = sizes

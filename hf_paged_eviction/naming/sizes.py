@@ -1,6 +1,7 @@
 """Parse budgets: "1024" tokens, "25%" of the first prompt, "25% of memory", "2GiB" of keys and values."""
 
 import re
+from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from numbers import Integral
@@ -54,8 +55,26 @@ def parse_share(text: str) -> Fraction:
     return share
 
 
-def parse_memory_share(text: str) -> float | None:
-    """Parse a share of memory: "25% of memory" -> 0.25; None if the text speaks of no memory.
+@dataclass(frozen=True)
+class MemoryShare:
+    """A share of the bytes that keys and values take in 16 bits: those of the first forward, or of so many tokens.
+
+    Attributes:
+        share: above 0 and at most 1.
+        tokens: number of tokens of each row; None = those of the first forward.
+    """
+
+    share: float
+    tokens: int | None = None
+
+    @property
+    def text(self) -> str:
+        """The text that `parse_memory_share` parses."""
+        return f"{share_text(self.share)} of memory" + ("" if self.tokens is None else f" of {self.tokens} tokens")
+
+
+def parse_memory_share(text: str) -> MemoryShare | None:
+    """Parse "25% of memory" or "25% of memory of 8192 tokens"; None if the text speaks of no memory.
 
     Raises:
         ValueError: the text speaks of memory in another way, or the share is not above 0% and at most 100%.
@@ -63,12 +82,14 @@ def parse_memory_share(text: str) -> float | None:
     if not re.search(r"%.*[a-z]", text, re.IGNORECASE | re.DOTALL):
         return None
     share, words, rest = text.partition("%")
-    if rest.lower().split() != ["of", "memory"]:
+    match = re.fullmatch("of memory(?: of ([1-9][0-9]{0,11}) tokens)?", " ".join(rest.lower().split()))
+    if match is None:
         raise ValueError(
             f"budget={text!r} cannot be parsed: a share of the keys and values of the first prompt in 16 bits is "
-            f"written '{share.strip()}% of memory', a share of its tokens '{share.strip()}%'."
+            f"written '{share.strip()}% of memory', of a text in chunks '{share.strip()}% of memory of 8192 tokens', a "
+            f"share of its tokens '{share.strip()}%'."
         )
-    return float(parse_share(share + words))
+    return MemoryShare(float(parse_share(share + words)), int(match[1]) if match[1] else None)
 
 
 def share_text(share: float) -> str:

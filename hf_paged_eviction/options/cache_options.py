@@ -4,12 +4,13 @@ lm-evaluation-harness, continuous batching and the function on the Hub take thei
 Loads neither torch nor transformers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..naming.arguments import suggest_arguments
-from ..naming.sizes import parse_budget, parse_memory_share
+from ..naming.sizes import MemoryShare, parse_budget, parse_memory_share
+from ..table.budget import BlockBudget
 from ..table.spans import read_protect
 
 if TYPE_CHECKING:
@@ -56,17 +57,37 @@ def read_bits(bits: Any) -> Any:
 
 
 def read_size(budget: Any) -> int | str:
-    """Parse the budget of one cache: tokens, bytes or a share of memory.
+    """Parse the budget of one cache: tokens, bytes, or a share of the tokens or of the memory.
 
     Raises:
         ValueError: the text is none of these.
     """
     if parse_memory_share(str(budget)) is not None:
         return str(budget)
-    tokens, share, _ = parse_budget(str(budget))
-    if share is not None or tokens == 0:
-        raise ValueError("write tokens, such as 256, bytes, such as 512MiB, or '25% of memory'")
+    tokens, _, _ = parse_budget(str(budget))
+    if tokens == 0:
+        raise ValueError("write tokens, such as 256, a share ('25%', '25% of memory'), or bytes, such as 512MiB")
     return tokens or str(budget)
+
+
+def budget_of_text(budget: Any, length: int, options: Mapping[str, Any]) -> Any:
+    """The budget for a text of `length` tokens that is read in chunks: a share counts all of them, and not those of the
+    first chunk.
+
+    Args:
+        budget, options: of the cache.
+
+    Raises:
+        TypeError, ValueError: the budget is not valid.
+    """
+    share = parse_memory_share(budget) if isinstance(budget, str) else None
+    if share is not None:
+        return MemoryShare(share.share, share.tokens or length).text
+    if not isinstance(budget, str) or parse_budget(budget)[1] is None:
+        return budget
+    block_size, names = options.get("block_size") or BLOCK_SIZE, ("sink_tokens", "recent_tokens", "protect")
+    sizes = BlockBudget.validate(budget, block_size, *(options.get(name) for name in names))
+    return sizes.resolve(length).tokens
 
 
 def _typed(help: str, kind: Any = str, **more: Any) -> dict[str, Typed]:
@@ -82,10 +103,11 @@ class CacheOptions:
         budget: how much the cache may hold per layer and row. Five forms: a number of tokens, a multiple of
             `block_size`; a share of the tokens of the first forward ("25%"), rounded up to a block (with chunked
             prefill the first forward is the first chunk, so give tokens or bytes there); a share of the bytes that the
-            first forward would take in 16 bits, whatever the model's dtype ("25% of memory"); the bytes of keys and
-            values of all paged layers and rows together ("2GiB", "512MiB"), which become tokens at the first forward,
-            in whole blocks and equally many for every layer; or a list with the tokens of each paged layer, which needs
-            the attention implementation "paged_eviction". `cache.budget` is the resulting number of tokens. Not
+            first forward, or a number of tokens that you name, would take in 16 bits, whatever the model's dtype ("25%
+            of memory", "25% of memory of 8192 tokens"); the bytes of keys and values of all paged layers and rows
+            together ("2GiB", "512MiB"), which become tokens at the first forward, in whole blocks and equally many for
+            every layer; or a list with the tokens of each paged layer, which needs the attention implementation
+            "paged_eviction". `cache.budget` is the resulting number of tokens. Not
             counted: layers that are not paged (`stats().other_bytes`), the new tokens of a forward, and rows that
             `batch_repeat_interleave` adds later. Under tensor parallelism bytes are those of each process.
         block_size: number of tokens per block. None = 16, or 8 if policy="auto" stores few bits for a budget in bytes.
@@ -131,9 +153,10 @@ class CacheOptions:
     budget: int | str | Sequence[int] | None = field(
         default=None,
         metadata=_typed(
-            "Tokens held per layer, a multiple of the block size; bytes of keys and values in all paged layers, such "
-            "as 512MiB; or a share of what those of the text take in 16 bits, such as '25% of memory'.",
-            metavar="N|SIZE",
+            "Tokens held per layer, a multiple of the block size; a share of the text's (25%); bytes of keys and "
+            "values in all paged layers, such as 512MiB; or a share of what those of the text take in 16 bits, such as "
+            "'25% of memory'.",
+            metavar="N|P%|SIZE",
             read=read_size,
         ),
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..cache import PagedEvictionCache
 from ..learned.measured import BYTES, TOKENS, Bits, Row
 from ..naming.of_files import quoted
+from ..naming.sizes import MemoryShare
 from ..options.cache_options import BLOCK_SIZE
 from ..options.defaults import of_profile
 
@@ -53,8 +54,7 @@ class Candidate:
         """
         if self.bits is None:
             return self._of(config, profile, max(round(tokens * share / BLOCK_SIZE), 4) * BLOCK_SIZE)
-        full_bytes = tokens * sum(2 * (keys.numel() + values.numel()) for keys, values in token.values())
-        trial = self._of(config, profile, f"{int(full_bytes * share)}B")
+        trial = self._of(config, profile, MemoryShare(share, tokens).text)
         for index, (keys, values) in token.items():
             trial.update(keys, values, index)
         if trial.budget is None:

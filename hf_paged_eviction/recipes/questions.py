@@ -13,12 +13,10 @@ from ..cache import PagedEvictionCache
 from ..integration.cache_argument import CACHE_ARGUMENT
 from ..integration.feeding import feed
 from ..integration.kept_state import aside, check_states_in_cache, forget_last_text
-from ..integration.shapes import prompt_bytes
 from ..integration.weights import register_weights, registered_digest, without_parallel
-from ..naming.sizes import parse_budget, parse_memory_share
-from ..options.cache_options import AUTO, BLOCK_SIZE, CacheOptions
+from ..options.cache_options import AUTO, CacheOptions, budget_of_text
 from ..policies import EvictionPolicy
-from ..table.budget import BlockBudget, whole_number
+from ..table.budget import whole_number
 
 #: Options of `generate` that `ask` sets itself.
 _SAID_HERE = frozenset(
@@ -126,7 +124,7 @@ def ask(
     question_ids = [torch.tensor([prompts.question_ids(text)], device=device) for text in texts]
     if policy == AUTO and registered_digest(model.config) is None:
         register_weights(model)
-    tokens = _of_context(model, budget, context_ids.shape[1], settings)
+    tokens = budget_of_text(budget, context_ids.shape[1], settings)
     cache = PagedEvictionCache(model.config, tokens, policy=policy, **settings)
     if cache.policy.needs.by_probe:
         raise ValueError(
@@ -242,20 +240,6 @@ def _checked(context: Any, questions: Any) -> list[str]:
         if not text.strip():
             raise ValueError(f"{name} must be a text that is not empty, got {text!r:.80}.")
     return question_list
-
-
-def _of_context(model: Any, budget: Any, length: int, settings: Mapping[str, Any]) -> Any:
-    """A share of the context in tokens or bytes, because the cache takes that of its first forward, a chunk."""
-    if not isinstance(budget, str):
-        return budget
-    share = parse_memory_share(budget)
-    if share is not None:
-        return f"{int(share * prompt_bytes(model, length))}B"
-    if parse_budget(budget)[1] is None:
-        return budget
-    names = {"sink_tokens": None, "recent_tokens": None, "protect": None, "block_size": BLOCK_SIZE}
-    sizes = BlockBudget.validate(budget, **{name: settings.get(name, default) for name, default in names.items()})
-    return sizes.resolve(length).tokens
 
 
 def _device(model: Any) -> torch.device:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from numbers import Integral
 
-from ..naming.sizes import bytes_text, parse_budget, parse_memory_share, readable_bytes, share_text
+from ..naming.sizes import MemoryShare, bytes_text, parse_budget, parse_memory_share, readable_bytes, share_text
 from .spans import Spans, blocks_of, merged, read_spans
 
 #: Every slot has numbers of its own in every layer, used or not, so a budget that no text reaches is no way to evict
@@ -36,8 +36,7 @@ class BlockBudget:
         recent: number of newest real tokens of each row that are never evicted; see `recent_blocks`.
         keep_ratio: share of the first prompt to hold; None if the budget is not a share.
         memory: bytes of all layers and rows, see `MemoryPlan`; None if the budget is not in bytes.
-        memory_share: share of the bytes that the first prompt would take in 16 bits, over all layers and rows; None if
-            the budget is not such a share.
+        memory_share: share of bytes over all layers and rows; None if the budget is not such a share.
         recent_share: when `tokens` is known, `recent` becomes this share of it, in whole blocks; None = `recent` does
             not change.
         spans: other spans that are never evicted, by row; one entry is for all rows.
@@ -51,7 +50,7 @@ class BlockBudget:
     memory: int | None = None
     recent_share: float | None = None
     spans: tuple[Spans, ...] = ()
-    memory_share: float | None = None
+    memory_share: MemoryShare | None = None
 
     @classmethod
     def validate(
@@ -66,7 +65,7 @@ class BlockBudget:
 
         Args:
             budget: number of tokens, a share of the first prompt ("25%") or of its memory in 16 bits ("25% of
-                memory"), or bytes of all layers and rows ("2GiB").
+                memory", or "25% of memory of 8192 tokens"), or bytes of all layers and rows ("2GiB").
             protect: see `CacheOptions`.
 
         Raises:
@@ -157,13 +156,20 @@ class BlockBudget:
     @property
     def of_first_forward(self) -> bool:
         """Whether the budget is a share of the tokens, or of the memory, of the first forward."""
-        return self.keep_ratio is not None or self.memory_share is not None
+        share = self.memory_share
+        return self.keep_ratio is not None or (share is not None and share.tokens is None)
 
-    def of_prompt(self, prompt_bytes: int) -> "BlockBudget":
-        """The same with bytes for a share of memory, once it is known how many the prompt takes in 16 bits."""
-        if self.memory_share is None:
+    def of_prompt(self, token_bytes: int, tokens: int) -> "BlockBudget":
+        """The same with bytes for a share of memory.
+
+        Args:
+            token_bytes: bytes that a token of all rows takes in 16 bits, in all layers.
+            tokens: number of tokens of the first forward.
+        """
+        share = self.memory_share
+        if share is None:
             return self
-        return replace(self, memory=int(self.memory_share * prompt_bytes))
+        return replace(self, memory=int(share.share * token_bytes * (share.tokens or tokens)))
 
     def protecting(self, protect: object) -> "BlockBudget":
         """The same sizes with other spans.
@@ -214,7 +220,7 @@ class BlockBudget:
         if self.tokens is not None:
             return self.tokens
         if self.memory_share is not None:
-            return f"{share_text(self.memory_share)} of memory"
+            return self.memory_share.text
         return bytes_text(self.memory) if self.memory is not None else share_text(self.keep_ratio or 0.0)
 
     @property
@@ -223,5 +229,5 @@ class BlockBudget:
         if self.tokens is not None:
             return f"{self.tokens} tokens"
         if self.memory_share is not None:
-            return f"{share_text(self.memory_share)} of memory"
+            return self.memory_share.text
         return readable_bytes(self.memory) if self.memory is not None else f"{self.keep_ratio:.0%} of the prompt"

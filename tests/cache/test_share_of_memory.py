@@ -1,6 +1,7 @@
 """A share of memory is one of the bytes that the prompt takes in 16 bits, whatever the model's dtype."""
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -52,6 +53,35 @@ def test_a_saved_cache_holds_what_the_share_came_to(tmp_path: Any) -> None:
     read(cache, model)
     cache.save(tmp_path / "c.safetensors")
     assert PagedEvictionCache.load(tmp_path / "c.safetensors", model.config).budget == cache.budget == LENGTH // 4
+
+
+@pytest.mark.filterwarnings("ignore:Attention now reaches further")
+@pytest.mark.parametrize("rows", [1, 3])
+@torch.inference_mode()
+def test_of_a_length_that_is_named_it_needs_no_whole_prompt(rows: int) -> None:
+    """Nor any tokens, to make the storage."""
+    model = models.shared("llama")
+    whole, chunk, storage = (
+        PagedEvictionCache(model.config, f"50% of memory{length}", policy="keydiff")
+        for length in ("", f" of  {2 * LENGTH} TOKENS", f" of {LENGTH} tokens")
+    )
+    read(whole, model, rows)
+    read(chunk, model, rows)
+    assert chunk.budget == 2 * (whole.budget or 0)
+    assert f"50% of memory of {2 * LENGTH} tokens" in repr(chunk)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "The budget is")
+        model(torch.full((rows, LENGTH), 5), **{CACHE_ARGUMENT: chunk})
+    config = model.config
+    width = config.hidden_size // config.num_attention_heads
+    storage.early_initialization(rows, config.num_key_value_heads, width, torch.float32, torch.device("cpu"))
+    assert storage.budget == whole.budget
+
+
+@pytest.mark.parametrize("text", ["25% of memory of tokens", "25% of memory of 0 tokens", "25% of memory of 8k tokens"])
+def test_a_length_is_a_number_of_tokens(text: str) -> None:
+    with pytest.raises(ValueError, match="of memory of 8192 tokens"):
+        parse_memory_share(text)
 
 
 def test_other_budgets_speak_of_no_memory() -> None:

@@ -7,7 +7,6 @@ import torch
 
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.internals import prompt_bytes
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.caches.contexts import text_ids
 from hf_paged_eviction_eval.tasks import make_samples
@@ -57,6 +56,16 @@ def test_a_share_of_memory_is_that_of_the_whole_text(text: Path, tmp_path: Path,
     run("compress", *words, "--budget", "50% of memory")
     share = PagedEvictionCache.load(output, MODEL.config)
     tokens = text_ids(TOKENIZER, text.read_text("utf-8")).shape[1]
-    run("compress", *words, "--budget", f"{prompt_bytes(MODEL, tokens) // 2}B")
-    assert PagedEvictionCache.load(output, MODEL.config).budget == share.budget
+    config = MODEL.config
+    token_bytes = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    run("compress", *words, "--budget", f"{tokens * token_bytes // 2}B")
+    assert PagedEvictionCache.load(output, config).budget == share.budget
     assert share.get_seq_length() == tokens
+
+
+def test_a_share_is_that_of_the_tokens_of_the_whole_text(text: Path, tmp_path: Path) -> None:
+    output = tmp_path / "context.safetensors"
+    words = ("--text", text, "--output", output, "--policy", "keydiff", "--prefill-chunk-size", 100)
+    run("compress", *words, "--budget", "50%")
+    cache = PagedEvictionCache.load(output, MODEL.config)
+    assert cache.budget == -(-cache.get_seq_length() // 2 // 16) * 16
