@@ -32,6 +32,8 @@ _PACKAGE = __name__.partition(".")[0]
 _OF_PROFILE = ("calibrated", "observed")
 #: Bits for a budget in bytes without a profile: on the models that we measured, they lost less than fewer tokens did.
 _BITS = 4
+#: From this share of the memory on, so many bits hold nearly all tokens, and lose nearly nothing.
+_ROOMY, _ROOMY_BITS = 1 / 2, 8
 #: Number of protected first tokens, if a profile chooses.
 _SINKS = 4
 #: The warning if there is no profile.
@@ -78,10 +80,6 @@ WITHOUT_PROFILE = (
     Default(KEYS_AND_QUERIES, recent=1 / 4, sinks=_SINKS),
     Default("keydiff", recent=1 / 4, sinks=_SINKS),
 )
-#: The same for a budget in bytes, in few bits; models that cannot store these get the others.
-WITHOUT_PROFILE_IN_BYTES = tuple(
-    replace(default, bits=_BITS, block_size=SMALL_BLOCK_SIZE) for default in WITHOUT_PROFILE
-)
 #: With fewer heads, of all layers that evict, equal shares are better than those of a prompt.
 _FEW_HEADS = 8
 #: For latents, whose norms mean nothing.
@@ -106,19 +104,26 @@ def defaults(config: Any, budget: object = None) -> tuple[Default, ...]:
 
     Args:
         config: `model.config`. To find a profile, its weights must be registered (`register_weights`, or `prepare`).
-        budget: budget of the cache; bytes have other defaults than tokens.
+        budget: budget of the cache; bytes have other defaults than tokens, and shares of the memory of their own.
     """
     if is_latent_attention(config):
         return _OF_LATENTS
+    unit, share = _size(budget)
+    roomy = share is not None and share >= _ROOMY
     path = find_calibration(config)
     if path is None:
-        first = _first_without(config)
-        in_bits = WITHOUT_PROFILE_IN_BYTES[first:] if _unit(budget) == BYTES else ()
-        return (*in_bits, *WITHOUT_PROFILE[first:])
+        rest = WITHOUT_PROFILE[_first_without(config) :]
+        if unit == TOKENS:
+            return rest
+        # Models that cannot store few bits get the others.
+        bits = _ROOMY_BITS if roomy else _BITS
+        return (*(replace(default, bits=bits, block_size=SMALL_BLOCK_SIZE) for default in rest), *rest)
     profile, file = load_calibration(path), quoted(str(path))
-    best = None if profile.measured is None else profile.measured.best(_unit(budget), chosen_use(config))
+    best = None if profile.measured is None else profile.measured.best(unit, chosen_use(config), share)
     if best is None:
         best = Row("observed", "uniform" if profile.shares is None else "heads", None, TOKENS, 1.0)
+    elif roomy:
+        best = replace(best, bits=_ROOMY_BITS)
     chosen, alone = of_profile(best, file), Default(f"calibrated:{file}", recent=1 / 8, sinks=_SINKS)
     few = replace(alone, bits=chosen.bits, block_size=chosen.block_size)
     return tuple(dict.fromkeys((chosen, few, alone, WITHOUT_PROFILE[-1])))
@@ -139,14 +144,17 @@ def _first_without(config: Any) -> int:
     return int(of_images or len(paged) * heads < _FEW_HEADS)
 
 
-def _unit(budget: object) -> str:
+def _size(budget: object) -> tuple[str, float | None]:
+    """The unit of a budget, and the share of the memory if it is one."""
     if not isinstance(budget, str):
-        return TOKENS
+        return TOKENS, None
     try:
-        in_bytes = parse_memory_share(budget) is not None or parse_budget(budget)[2] is not None
-        return BYTES if in_bytes else TOKENS
+        share = parse_memory_share(budget)
+        if share is not None:
+            return BYTES, share.share
+        return TOKENS if parse_budget(budget)[2] is None else BYTES, None
     except ValueError:  # the check of the options raises
-        return TOKENS
+        return TOKENS, None
 
 
 def choose(
@@ -176,7 +184,7 @@ def choose(
     candidates = defaults(config, budget)
     wanted = [default if allocator is None else replace(default, allocator=allocator) for default in candidates]
     attempted, reason, taken = _first(wanted, attempt)
-    if candidates[0] in (*WITHOUT_PROFILE, *WITHOUT_PROFILE_IN_BYTES):
+    if replace(candidates[0], bits=None, block_size=BLOCK_SIZE) in WITHOUT_PROFILE:
         _tell_once(config, taken, reason)
     elif reason is not None:
         warnings.warn(

@@ -57,13 +57,13 @@ class Profile:
         return "\n".join(lines)
 
     def _table(self, measured: Measured, unit: str) -> Iterable[str]:
-        scores = measured.scores(unit, self.use)
-        shown = [*sorted(scores, key=lambda label: scores[label])[:_LINES], RANDOM]
         aspects = [aspect for aspect in ASPECTS if any(aspect in row.divergences for row in measured.rows)]
         for share in sorted({row.share for row in measured.rows if row.unit == unit}, reverse=True):
             yield f"  {Fraction(share).limit_denominator(99)} of {_OF[unit]}".ljust(_LABEL) + "".join(
                 f"{aspect:>{_NUMBER}}" for aspect in aspects
             )
+            scores = measured.scores(unit, self.use, share if unit == BYTES else None)
+            shown = [*sorted(scores, key=lambda label: scores[label])[:_LINES], RANDOM]
             rows = {row.label: row for row in measured.rows if (row.unit, row.share) == (unit, share)}
             for row in (rows[label] for label in shown if label in rows):
                 numbers = "".join(f"{_number(row, aspect):>{_NUMBER}}" for aspect in aspects)
