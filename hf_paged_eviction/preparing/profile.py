@@ -12,6 +12,7 @@ _LINES = 5
 #: Columns of a label, and of a number: together no more than 80.
 _LABEL, _NUMBER = 55, 8
 _OF = {TOKENS: "the tokens", BYTES: f"the bytes in {FULL_BITS} bits"}
+_OF_SHARES = {TOKENS: (), BYTES: ("share of memory below 1/2: the first cache of the nearest size",)}
 _COLUMNS = {
     "text": "text: it goes on",
     "unknown": "unknown: compress first, then ask",
@@ -46,7 +47,7 @@ class Profile:
             if measured is None or best is None:
                 lines += ["", f"budget in {unit}: nothing was measured"]
             else:
-                lines += ["", f"budget in {unit}: {best.label}", *self._table(measured, unit)]
+                lines += ["", f"budget in {unit}: {best.label}", *_OF_SHARES[unit], *self._table(measured, unit)]
         if measured is not None:
             lines += [
                 "",
