@@ -57,9 +57,15 @@ def fit_fold(options: FoldOptions) -> None:
 
     try:
         policy = make_policy(options.policy).label
+    except ValueError as error:
+        raise UserError(f"--policy {options.policy!r}: {error}") from error
+    try:
         budgets = tuple(int(part) for part in str(options.budgets).split(","))
     except ValueError as error:
-        raise UserError(f"--policy {options.policy!r}, --budgets {options.budgets!r}: {error}") from error
+        raise UserError(
+            f"--budgets {options.budgets!r}: write numbers of tokens, such as 512,1024: kernels are fitted to windows "
+            "of a fixed length"
+        ) from error
     plan = Plan(policy, budgets, options.heads, options.block_size, options.rank, options.middle, options.epochs)
     run_fit(
         options,

@@ -136,7 +136,7 @@ def test_the_command(tmp_path: Path) -> None:
     ("typed", "message"),
     [
         (("--policy", "nothing"), "Unknown policy"),
-        (("--budgets", "many"), "--budgets"),
+        (("--budgets", "25% of memory"), "write numbers of tokens, such as 512,1024"),
         (("--window", "100"), "too short"),
         (("--output", "k.bin"), ".safetensors"),
     ],
