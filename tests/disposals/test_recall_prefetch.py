@@ -8,7 +8,7 @@ import torch
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.disposals.recall.host import HostBlocks, Stage, places_of
+from hf_paged_eviction.disposals.recall.host import Stage
 
 OURS = "paged_eviction"
 ONE: dict[str, Any] = {"budget": 28, "block_size": 4, "policy": "keydiff"}
@@ -52,14 +52,6 @@ def test_same_numbers(way: str) -> None:
     assert all(stage.foreseen == stage.bytes == 0 for stage in stages(without))
 
 
-def test_generate_says_the_same() -> None:
-    model = models.shared("llama", OURS)
-    sequences = []
-    for cache in caches(model, "shared", 4):
-        sequences.append(modes.run(model, cache, "beam", *modes.batch("beam", True)).tolist())
-    assert sequences[0] == sequences[1]
-
-
 def test_the_stage_is_counted_and_bounded() -> None:
     """Beside the summaries, at most so many blocks of each row are on the device."""
     model = models.shared("llama", OURS)
@@ -76,35 +68,6 @@ def test_the_stage_is_counted_and_bounded() -> None:
     assert 0 < most <= layers * rows * blocks * of_a_block
     ahead.reset()
     assert ahead.stats().summary_bytes == 0
-
-
-def test_what_is_taken_is_what_is_in_host_memory() -> None:
-    """Half of it was fetched ahead, in another order, and some of that for the second time."""
-    states = torch.randn(3, 2, 9 * 4, 5), torch.randn(3, 2, 9 * 4, 7)
-    host = HostBlocks(states, 4, 2)
-    host.reserve(9)
-    row, head, position = (index.flatten() for index in torch.meshgrid(*map(torch.arange, (3, 2, 36)), indexing="ij"))
-    host.write(row, head, position, [kind[row, head, position] for kind in states])
-    stage = Stage()
-    stage.fill(host, places_of(torch.tensor([[[4, 1], [-1, 2]], [[3, 0], [7, 8]], [[-1, -1], [0, 5]]])))
-    stage.fill(host, places_of(torch.tensor([[[1, 6], [2, -1]], [[-1, 3], [8, 1]], [[-1, -1], [5, 4]]])))
-    blocks = torch.tensor([[[6, 1], [-1, 7]], [[0, 3], [-1, 8]], [[2, -1], [4, -1]]])
-    taken = stage.take(host, places_of(blocks))
-    assert stage.foreseen == 5
-    wanted = [(row, set_, block) for row in range(3) for set_ in range(2) for block in blocks[row, set_].tolist()]
-    wanted = [place for place in wanted if place[2] >= 0]
-    assert taken.shape == (len(wanted), 1, 4, 12)
-    for block_states, (row, set_, block) in zip(taken, wanted, strict=True):
-        keys, values = (kind[row, set_, block * 4 : block * 4 + 4] for kind in states)
-        assert torch.equal(block_states[0], torch.cat([keys, values], dim=-1))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"), [("prefetch=-1", r"prefetch.*0"), ("blocks=all, prefetch=2", "nothing to prefet")]
-)
-def test_refused(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PagedEvictionCache(models.shared("llama", OURS).config, **ONE, disposal=f"recall({text})")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
