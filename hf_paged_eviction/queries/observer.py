@@ -266,15 +266,6 @@ class Observer:
         self.count = replace(self.count, until=torch.maximum(self.count.until, query_positions.amax(-1) + 1))
         return self.statistics(key_positions)
 
-    def observe_passing(
-        self, queries: Queries, key_positions: Tensor, query_positions: Tensor, held: int, capacity: int
-    ) -> None:
-        """Like `observe_many`, for tokens that will not be held: only their queries count."""
-        until, passing = self.count.until, (query_positions >= 0).sum(-1)
-        self.observe_many(queries, key_positions, query_positions, held)
-        self.settle(None, capacity)
-        self.count = replace(self.count, until=until, passing=self.count.passing + passing)
-
     def forget(self, seen: Tensor) -> None:
         """Forget the statistics, as if no query had seen the `seen` `[B]` real tokens."""
         self.columns.zero()

@@ -1,6 +1,7 @@
 """Records the queries of a layer, and passes them to the observer."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -108,7 +109,7 @@ class QueryRecorder:
         self.observe_step(table, queries)
 
     def observe_passing(self, table: BlockTable, pending: Pending | None) -> None:
-        """Observe the queries of pending tokens, whether or not the tokens are taken back.
+        """Observe the queries of pending tokens, which count whether or not the tokens are taken back.
 
         Raises:
             RuntimeError: no tokens are pending, or attention has not shown their queries.
@@ -116,9 +117,10 @@ class QueryRecorder:
         if pending is None or self.queries is None:
             raise RuntimeError("No tokens wait: record_past must be on, and their forward must be through.")
         query_positions = table.new_positions(pending.count, pending.real)[:, 0]
-        self.observer.observe_passing(
-            self.queries, table.positions_with(query_positions), query_positions, table.held, table.capacity
-        )
+        observer, before = self.observer, self.observer.count
+        observer.observe_many(self.queries, table.positions_with(query_positions), query_positions, table.held)
+        observer.settle(None, table.capacity)
+        observer.count = replace(before, passing=before.passing + (query_positions >= 0).sum(-1))
 
     # ---- mask -----------------------------------------------------------------------------------------------------
 
