@@ -352,6 +352,17 @@ def test_a_look_at_the_prompt_says_what_may_come_back(heads: str) -> None:
     assert all(layer.action._looked is None for _, layer in cache.paged_layers)
 
 
+def test_a_look_follows_its_rows() -> None:
+    """While everything fits the budget, too."""
+    model = models.shared("llama", OURS)
+    cache = models.paged(model.config, **{**ONE, "budget": 64, "disposal": "recall(blocks=2, keep=0.4)"})
+    modes.forward(model, cache, *models.left_pad(models.prompts([40, 33, 12])), 0, 40)
+    looked = [layer.action._looked for _, layer in cache.paged_layers]
+    cache.batch_select_indices(torch.tensor([2, 0]))
+    for (_, layer), before in zip(cache.paged_layers, looked, strict=True):
+        assert layer.action.archive is None and torch.equal(layer.action._looked, before[[2, 0]])
+
+
 # ---- what is where ---------------------------------------------------------------------------------------------------
 
 

@@ -34,6 +34,7 @@ def fed(spans: list[int], **settings: Any) -> tuple[Any, PagedEvictionCache, tor
 
 CASES: dict[str, tuple[list[int], dict[str, Any]]] = {
     "nothing has left": ([17, 1, 1], {}),
+    "looked at": ([17, 1, 1], {"disposal": "recall(blocks=1, keep=.3)"}),
     "prompt": ([60], {"heads": "separate"}),
     "decoding": ([45, 1, 1, 1, 1, 1, 1], {"disposal": "recall(blocks=2, prefetch=2)"}),
     "chunks": ([30, 7, 9, 1], {"disposal": "recall(blocks=2, layers=2, every=3)", "policy": "paged_eviction"}),

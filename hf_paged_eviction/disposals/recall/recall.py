@@ -202,19 +202,20 @@ class RecallAction(EvictionAction):
 
     def state_dict(self) -> StateDict | None:
         """See `EvictionAction.state_dict`. Prefetched blocks are left out, because host memory has them, too."""
-        if self.archive is None:
+        if self.archive is None and self._looked is None:
             return None
-        counts = {"resting": self._resting, "faults": self._faults}
-        return {**self.archive.state_dict(), **counts, "looked": self._looked}
+        archive = {} if self.archive is None else self.archive.state_dict()
+        return {**archive, "looked": self._looked, "resting": self._resting, "faults": self._faults}
 
     def load_state(self, saved: SavedState | None, table: BlockTable, kind: StateKind) -> None:
         """See `EvictionAction.load_state`."""
-        if saved is None:
-            if bool((table.seen - table.pads > table.capacity).any()):
-                raise ValueError("recall: tokens were evicted, but nothing is in host memory")
-            return
         shape = table.phase.full_at.shape  # [B, S]
-        self._begun(shape[1]).load_state(saved, table, kind)
+        if saved is not None and saved.has("states"):
+            self._begun(shape[1]).load_state(saved, table, kind)
+        elif bool((table.seen - table.pads > table.capacity).any()):
+            raise ValueError("recall: tokens were evicted, but nothing is in host memory")
+        if saved is None:
+            return
         if saved.has("looked"):
             self._looked = saved.tensor("looked", (*shape, None), torch.bool)
         self._resting = saved.number("resting", 0, self.settings.every - 1)
