@@ -2,14 +2,15 @@
 
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from .parsing import Kind, NameParseError, ParsedName, read
-from .plugins import Plugins
 
 T = TypeVar("T")
 Class = TypeVar("Class", bound=type)
@@ -22,8 +23,9 @@ class Registry(Generic[T]):
     (`caote(h2o)`), and a name with a file, for classes with `of_file` (`calibrated:F.safetensors`).
 
     A class of this package is loaded when its name is first asked for. Classes of other packages are found by entry
-    points in the group `hf_paged_eviction.` plus the kind's plural, such as `hf_paged_eviction.policies`. They are
-    loaded when a name is unknown, or when all names are listed.
+    points in the group `hf_paged_eviction.` plus the kind's plural, such as `hf_paged_eviction.policies`:
+    `name = "package.module:Class"` is a class, which gets that name, and `name = "package.module"` a module that
+    registers its classes when it is imported. They are loaded when a name is unknown, or when all names are listed.
 
     Args:
         modules: where the classes of this package are, by name: modules, such as "keys.keydiff", beside that of `base`.
@@ -47,7 +49,7 @@ class Registry(Generic[T]):
         self.modifier = modifier
         self.classes: dict[str, type[T]] = {}
         self._modules = modules
-        self._plugins = Plugins(f"hf_paged_eviction.{kind.plural}")
+        self._plugins: list[EntryPoint] | None = None  # that are not loaded yet; None = not looked for
 
     def register(self, name: str) -> Callable[[Class], Class]:
         """Class decorator: make a class available under a name.
@@ -82,7 +84,22 @@ class Registry(Generic[T]):
         """Load all classes, those of other packages too. A broken one of these is left out with a warning."""
         for name in self._modules:
             self._loaded(name)
-        self._plugins.load(lambda name, cls: self.register(name)(cls))
+        group = f"hf_paged_eviction.{self.kind.plural}"
+        if self._plugins is None:
+            self._plugins = sorted(entry_points(group=group), key=lambda entry: (_package(entry), entry.name))
+        while self._plugins:  # a plugin may ask for names itself while it is loaded
+            entry = self._plugins.pop(0)
+            try:
+                loaded = entry.load()
+                if entry.attr:
+                    self.register(entry.name)(loaded)
+            except (Exception, SystemExit) as error:
+                warnings.warn(
+                    f"{entry.name!r} of the package {_package(entry)!r} (entry point {group}: {entry.value}) is left "
+                    f"out: {type(error).__name__}: {error}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
 
     def _loaded(self, name: str) -> type[T] | None:
         if name not in self.classes and name in self._modules:
@@ -213,6 +230,10 @@ class Registry(Generic[T]):
         if files:
             message = f"{message} Made of a file: {', '.join(f'{file_name}:FILE' for file_name in files)}."
         return ValueError(message)
+
+
+def _package(entry: EntryPoint) -> str:
+    return "?" if entry.dist is None else entry.dist.name
 
 
 def _of_file(cls: type) -> bool:

@@ -10,7 +10,6 @@ import pytest
 import untouched
 from hf_paged_eviction.allocators.registry import ALLOCATORS
 from hf_paged_eviction.naming import Registry
-from hf_paged_eviction.naming.plugins import Plugins
 from hf_paged_eviction.policies.registry import POLICIES
 from processes import in_processes
 from registries import forget_after
@@ -70,7 +69,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def _anew(monkeypatch: pytest.MonkeyPatch, registry: Registry) -> None:  # type: ignore[type-arg]
     forget_after(monkeypatch, registry)
-    monkeypatch.setattr(registry, "_plugins", Plugins(f"hf_paged_eviction.{registry.kind.plural}"))
+    monkeypatch.setattr(registry, "_plugins", None)
 
 
 def test_policies_and_allocators_of_another_package(fresh: Path) -> None:
