@@ -200,8 +200,6 @@ def read(
         header.value("policy_files", dict),
         {**policy_and_allocator[0].file_digests, **policy_and_allocator[1].file_digests},
     )
-    if settings["sink_tokens"] is None:  # one block, whatever the policy was published with
-        settings["sink_tokens"] = settings["block_size"]
     rows, seen = header.number("rows", 1, LONGEST), header.number("seen", 1, LONGEST)
     return SavedContext(settings, header.value("state", dict), tensors, seen, rows, made_with)
 

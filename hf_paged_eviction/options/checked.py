@@ -47,35 +47,21 @@ def check_flag(name: str, value: object) -> None:
         raise TypeError(f"{name} must be True or False, got {value!r}.")
 
 
-def with_share(recent: int | None, share: float | None, budget: object, block_size: object) -> int | None:
-    """Number of newest tokens that are never evicted: `recent`, or a share of the budget in whole blocks if that is
-    None."""
-    whole = all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in (budget, block_size))
-    if recent is None and share is not None and whole:
-        recent = max(1, int(share * cast(int, budget)) // cast(int, block_size)) * cast(int, block_size)
-    return recent
-
-
-def _sizes(
-    user_options: CacheOptions, default: Default, budget: Any, sinks: int | None
-) -> tuple[BlockBudget, float | None]:
-    """Sizes, with as many of the newest tokens as the default wants, and that share; without, where there is no room.
+def _sizes(user_options: CacheOptions, default: Default, budget: Any, sinks: int | None) -> BlockBudget:
+    """Sizes, with as many of the newest tokens as the default wants; without, where there is no room.
 
     Raises:
         TypeError, ValueError: see `BlockBudget.validate`.
     """
     share, block_size = default.recent, user_options.block_size
     block_size = default.block_size if block_size is None else block_size
-    recent = with_share(user_options.recent_tokens, share, budget, block_size)
-    try:
-        sizes = BlockBudget.validate(budget, block_size, sinks, recent, user_options.protect)
-    except ValueError:
-        if recent == user_options.recent_tokens:
-            raise
-        return BlockBudget.validate(budget, block_size, sinks, user_options.recent_tokens, user_options.protect), None
-    if sizes.tokens is None and user_options.recent_tokens is None:
-        sizes = replace(sizes, recent_share=share)
-    return sizes, share
+    sizes = budget, block_size, sinks, user_options.recent_tokens, user_options.protect
+    if share is not None and user_options.recent_tokens is None:
+        try:
+            return BlockBudget.validate(*sizes, share)
+        except ValueError:  # raised again, unless it is for want of room
+            pass
+    return BlockBudget.validate(*sizes)
 
 
 def first_tokens(sink_tokens: int | None, policy: EvictionPolicy, block_size: int) -> int:
@@ -108,17 +94,12 @@ class CheckedOptions:
 
     Attributes:
         sizes: mean sizes of a layer; for a list of budgets the smallest.
-        sink_tokens, recent_tokens: the user's values; `sink_tokens` may be that of the policy.
-        recent_share: share of the budget for the newest tokens, if `recent_tokens` is None; None = one block.
         policy, heads, allocator, disposal, positions, static: see `CacheOptions`.
         precision: precision for `bits`; None = the model's dtype.
         why_not_ours: why the model cannot use the attention implementation "paged_eviction"; None = it can.
     """
 
     sizes: BlockBudget
-    sink_tokens: int | None
-    recent_tokens: int | None
-    recent_share: float | None
     policy: EvictionPolicy
     heads: Heads
     allocator: BudgetAllocator
@@ -154,7 +135,7 @@ class CheckedOptions:
             budget = min(shares.tokens)
         usual = policy.needs.sink_tokens if default.sinks is None else default.sinks
         sinks = usual if user_options.sink_tokens is None else user_options.sink_tokens
-        sizes, share = _sizes(user_options, default, budget, sinks)
+        sizes = _sizes(user_options, default, budget, sinks)
         heads = chosen_heads(user_options.heads, policy, shares, config)
         if user_options.positions not in ("text", "cache"):
             raise ValueError(f'positions must be "text" or "cache", got {user_options.positions!r}.')
@@ -189,9 +170,6 @@ class CheckedOptions:
         )
         return cls(
             sizes=sizes,
-            sink_tokens=sinks,
-            recent_tokens=user_options.recent_tokens,
-            recent_share=share,
             policy=policy,
             heads=heads,
             allocator=shares,
@@ -323,7 +301,7 @@ class CheckedOptions:
         """
         if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
             return self._shrunk_list(budget)
-        sizes = self._sizes(cast(int, budget))
+        sizes = self.sizes.resized(cast(int, budget))
         if isinstance(self.allocator, Given):
             raise ValueError(
                 f"Each layer of this cache has its own budget, {list(self.allocator.tokens)}, and one number does "
@@ -337,11 +315,6 @@ class CheckedOptions:
             )
         return replace(self, sizes=sizes)
 
-    def _sizes(self, budget: int) -> BlockBudget:
-        size = self.sizes.block_size
-        recent = with_share(self.recent_tokens, self.recent_share, budget, size)
-        return BlockBudget.validate(budget, size, self.sink_tokens, recent, self.sizes.spans)
-
     def _shrunk_list(self, budgets: Sequence[int]) -> "CheckedOptions":
         if not isinstance(self.allocator, Given):
             raise ValueError(
@@ -349,7 +322,7 @@ class CheckedOptions:
                 "as budget=, or shrink to a number."
             )
         shares = Given.of(budgets, Uniform())
-        sizes = self._sizes(min(shares.tokens))
+        sizes = self.sizes.resized(min(shares.tokens))
         shares.budgets(sizes, len(self.allocator.tokens))
         if any(new > old for new, old in zip(shares.tokens, self.allocator.tokens, strict=True)):
             raise ValueError(
@@ -370,15 +343,14 @@ class CheckedOptions:
             ValueError: the precision cannot be saved.
         """
         fixed = self.allocator if isinstance(self.allocator, Given) else None
-        recent = with_share(self.recent_tokens, self.recent_share, present, self.sizes.block_size)
-        sinks = self.sink_tokens
+        sizes = self.sizes if present is None or self.sizes.tokens is not None else self.sizes.in_tokens(present)
         cache_options = CacheOptions(
             budget=self.sizes.text if fixed is None else list(fixed.tokens),
             block_size=self.sizes.block_size,
             policy=self.policy.label,
             heads=self.heads,
-            sink_tokens=None if sinks is None else int(sinks),
-            recent_tokens=None if recent is None else int(recent),
+            sink_tokens=sizes.protected,
+            recent_tokens=sizes.recent,
             protect=self.sizes.spans or None,
             allocator=self.allocator.label if fixed is None else "uniform",
             disposal=self.disposal.label,

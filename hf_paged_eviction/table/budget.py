@@ -1,6 +1,6 @@
 """The budget of a layer, in blocks, and its protected tokens."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
 from numbers import Integral
 
@@ -37,8 +37,8 @@ class BlockBudget:
         keep_ratio: share of the first prompt to hold; None if the budget is not a share.
         memory: bytes of all layers and rows, see `MemoryPlan`; None if the budget is not in bytes.
         memory_share: share of bytes over all layers and rows; None if the budget is not such a share.
-        recent_share: when `tokens` is known, `recent` becomes this share of it, in whole blocks; None = `recent` does
-            not change.
+        recent_share: `recent` is this share of `tokens`, in whole blocks, once these are known; None = `recent` is the
+            user's.
         spans: other spans that are never evicted, by row; one entry is for all rows.
     """
 
@@ -48,7 +48,7 @@ class BlockBudget:
     recent: int
     keep_ratio: float | None = None
     memory: int | None = None
-    recent_share: float | None = None
+    recent_share: float | None = field(default=None, compare=False)  # a saved cache knows `recent` alone
     spans: tuple[Spans, ...] = ()
     memory_share: MemoryShare | None = None
 
@@ -60,6 +60,7 @@ class BlockBudget:
         sink_tokens: int | None,
         recent_tokens: int | None = None,
         protect: object = None,
+        recent_share: float | None = None,
     ) -> "BlockBudget":
         """Check the user's sizes.
 
@@ -67,6 +68,7 @@ class BlockBudget:
             budget: number of tokens, a share of the first prompt ("25%") or of its memory in 16 bits ("25% of
                 memory", or "25% of memory of 8192 tokens"), or bytes of all layers and rows ("2GiB").
             protect: see `CacheOptions`.
+            recent_share: see above; with a share, `recent_tokens` does not matter.
 
         Raises:
             TypeError: a size is not a whole number.
@@ -83,12 +85,12 @@ class BlockBudget:
             )
         memory_share = parse_memory_share(budget) if isinstance(budget, str) else None
         if memory_share is not None:
-            return cls(None, block_size, protected, recent, spans=spans, memory_share=memory_share)
+            return cls(None, block_size, protected, recent, None, None, recent_share, spans, memory_share)
         tokens, keep_ratio, memory = parse_budget(budget) if isinstance(budget, str) else (budget, None, None)
-        if tokens is None:
-            return cls(None, block_size, protected, recent, keep_ratio, memory, spans=spans)
-        sizes = cls(whole_number("budget", tokens, 1), block_size, protected, recent, spans=spans)
-        sizes._check_budget()
+        sizes = cls(None, block_size, protected, recent, keep_ratio, memory, recent_share, spans)
+        if tokens is not None:
+            sizes = sizes._with_share(whole_number("budget", tokens, 1))
+            sizes._check_budget()
         return sizes
 
     def _check_budget(self) -> None:
@@ -185,10 +187,22 @@ class BlockBudget:
     def in_tokens(self, tokens: int) -> "BlockBudget":
         """Like `of`, for a share or bytes that have become tokens: `recent_share` is applied."""
         self._check_most(tokens)
+        return self._with_share(tokens)
+
+    def _with_share(self, tokens: int) -> "BlockBudget":
         if self.recent_share is None:
             return self.of(tokens)
         recent = max(1, int(self.recent_share * tokens) // self.block_size) * self.block_size
-        return replace(self.of(tokens), recent=recent, recent_share=None)
+        return replace(self.of(tokens), recent=recent)
+
+    def resized(self, budget: int | str | None) -> "BlockBudget":
+        """The same options with another budget, see `validate`.
+
+        Raises:
+            TypeError, ValueError: see `validate`.
+        """
+        recent = self.recent if self.recent_share is None else None
+        return self.validate(budget, self.block_size, self.protected, recent, self.spans, self.recent_share)
 
     def resolve(self, prompt_length: int) -> "BlockBudget":
         """Turn `keep_ratio` into tokens, rounded up to a block, and at least the smallest budget.

@@ -9,7 +9,6 @@ import torch
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.options.checked import CheckedOptions
 
 SINKS = {
     "streaming_llm": 4,
@@ -55,15 +54,12 @@ def test_the_two_differ() -> None:
 
 
 @pytest.mark.parametrize("policy", ["streaming_llm", "recency"])
-def test_a_saved_file_keeps_what_it_was_made_with(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_saved_file_keeps_what_it_was_made_with(policy: str, tmp_path: Path) -> None:
     path, config = tmp_path / "context.safetensors", models.family_config("llama")
     filled(policy).save(path)
     assert PagedEvictionCache.load(path, config).layers[0].budget.protected == SINKS[policy]
-    # Files that say nothing of sinks were made when that meant one block for every policy.
-    settings = CheckedOptions.settings
-    monkeypatch.setattr(CheckedOptions, "settings", lambda *arguments: {**settings(*arguments), "sink_tokens": None})
-    old = filled(policy, sink_tokens=2)
-    old.save(path)
+    own = filled(policy, sink_tokens=2)
+    own.save(path)
     loaded = PagedEvictionCache.load(path, config)
     assert loaded.layers[0].budget.protected == 2
-    assert torch.equal(loaded.layers[0].positions, old.layers[0].positions)
+    assert torch.equal(loaded.layers[0].positions, own.layers[0].positions)
