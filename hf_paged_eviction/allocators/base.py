@@ -88,20 +88,17 @@ class LayerAllocator(BudgetAllocator, ABC):
     """Decides the shares by the attention of each row's prompt, once all layers have attended.
 
     Class attributes:
+        token_statistics: names of the statistics that `observe` updates.
         once: True if the first prompt that overflows decides for the rest of the text; False if each one decides again.
     """
 
+    token_statistics: ClassVar[tuple[str, ...]]
     once: ClassVar[bool] = False
 
     @property
     def window(self) -> int | None:
         """Number of queries at the end of a forward that `observe` gets; None = all."""
         return None
-
-    @property
-    @abstractmethod
-    def token_statistics(self) -> tuple[str, ...]:
-        """Names of the statistics that `observe` updates."""
 
     @abstractmethod
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:

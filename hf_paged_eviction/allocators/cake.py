@@ -34,6 +34,7 @@ class Cake(LayerAllocator):
     """
 
     paper: ClassVar[str | None] = "2503.12491"
+    token_statistics: ClassVar[tuple[str, ...]] = ("sum", "squares", "entropy", "queries")
 
     tau1: float = 1.0
     tau2: float = 1.0
@@ -47,10 +48,6 @@ class Cake(LayerAllocator):
     @property
     def window(self) -> int | None:
         return self.observed
-
-    @property
-    def token_statistics(self) -> tuple[str, ...]:
-        return ("sum", "squares", "entropy", "queries")
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         weights = attention.weights  # [B, H, G, q, T]

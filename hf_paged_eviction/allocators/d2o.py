@@ -28,10 +28,7 @@ class D2O(LayerAllocator):
     """
 
     paper: ClassVar[str | None] = "2406.13035"
-
-    @property
-    def token_statistics(self) -> tuple[str, ...]:
-        return ("received",)
+    token_statistics: ClassVar[tuple[str, ...]] = ("received",)
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         return {"received": statistics["received"] + attention.weights.sum(3)}  # [B, H, G, T]

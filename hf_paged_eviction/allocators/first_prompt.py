@@ -41,6 +41,7 @@ class FirstPrompt(LayerAllocator):
 
     per_head: ClassVar[bool] = True
     once: ClassVar[bool] = True
+    token_statistics: ClassVar[tuple[str, ...]] = ("largest",)
 
     threshold: float = 0.01
     power: float = 1.5
@@ -56,10 +57,6 @@ class FirstPrompt(LayerAllocator):
     @property
     def window(self) -> int | None:
         return self.observed
-
-    @property
-    def token_statistics(self) -> tuple[str, ...]:
-        return ("largest",)
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         weights = far(attention, self.distance) * attention.counts[:, None, :, None]

@@ -29,12 +29,12 @@ class Limits:
     Attributes:
         allocator: decides.
         mean: mean budget of a layer, or of a head. A share or bytes become tokens at the first forward.
-        layers: number of layers so far.
+        layers: the layers so far.
         unequal: whether rows or heads may have different limits. The storage then fits the largest, and slots beyond a
             smaller limit are dead.
         waits: whether the next forward of several tokens that does not fit has to be settled. Each layer then keeps the
             new tokens until the last one has attended, and calls `attend` and `rank` before.
-        compares: whether the scores of all layers are compared with each other. A layer then rounds them once.
+        compares: whether the scores of all layers are compared with each other.
         foreseen: when single tokens have filled a row, limits are decided for a text of so many budgets; None = never.
 
     Args:
@@ -42,7 +42,8 @@ class Limits:
     """
 
     def __init__(self, allocator: BudgetAllocator, mean: BlockBudget) -> None:
-        self.allocator, self.layers, self._asked = allocator, 0, mean
+        self.allocator, self._asked = allocator, mean
+        self.layers: list[LayerLimits] = []
         self.unequal = not isinstance(allocator, Uniform | Given)
         self.compares = isinstance(allocator, Global)
         self.foreseen = allocator.foreseen if isinstance(allocator, FixedAllocator) else None
@@ -79,10 +80,10 @@ class Limits:
         """Decide, after what `waits` says; `real` as in `divide`."""
         allocator, mean = self.allocator, self.mean
         if isinstance(allocator, LayerAllocator | Global):
-            told = [self._told[place].to(real.device) for place in range(self.layers)]
+            told = [self._told[place].to(real.device) for place in range(len(self.layers))]
             shares = allocator.settle(told, mean, real)
         elif isinstance(allocator, FixedAllocator) and self.unequal:
-            shares = allocator.limits(mean, self.layers, real)
+            shares = allocator.limits(mean, len(self.layers), real)
         else:
             return
         if self.compares:
@@ -141,12 +142,17 @@ class Limits:
     # ---- what happens to the cache --------------------------------------------------------------------------------
 
     def protect(self, spans: tuple[Spans, ...]) -> None:
-        """Protect other spans from now on. The layers change when their `protect` is called."""
+        """Protect other spans from now on, see `BlockBudget`. The tables of the layers do not change yet."""
         self._asked, self.mean = replace(self._asked, spans=spans), replace(self.mean, spans=spans)
+        for layer in self.layers:
+            layer.mean, layer.now = replace(layer.mean, spans=spans), replace(layer.now, spans=spans)
 
-    def shrink(self, mean: BlockBudget) -> None:
-        """Set another mean. The layers change when their `shrink` is called."""
-        self._asked = self.mean = mean
+    def shrink(self, allocator: BudgetAllocator, mean: BlockBudget) -> None:
+        """Set another mean, and an allocator that differs if it is a list. The tables of the layers do not change
+        yet."""
+        self.allocator, self._asked, self.mean = allocator, mean, mean
+        for layer, budget in zip(self.layers, allocator.budgets(mean, len(self.layers)), strict=True):
+            layer.mean = layer.now = budget
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply an indexing of dimension 0 to all that belongs to a row."""
@@ -156,7 +162,8 @@ class Limits:
 
     def state_dict(self) -> StateDict:
         """The present limits, and what decided them."""
-        decided = {"tokens": self.tokens, "told": self._told, "real": self._real}
+        told = {} if self.compares else self._told  # those that a failed forward left
+        decided = {"tokens": self.tokens, "told": told, "real": self._real}
         return {"mean": self.mean.tokens, "unequal": self.unequal, **decided}
 
     def load_state(self, saved: SavedState, rows: int) -> None:
@@ -173,7 +180,7 @@ class Limits:
         saved.need(self.mean.tokens in (None, mean), f"its mean is {mean}, and the settings make it {self.mean.tokens}")
         self.mean = self.mean.of(mean)
         tokens, told = saved.part("tokens"), saved.part("told")
-        for place in range(self.layers):
+        for place in range(len(self.layers)):
             if tokens.has(str(place)):
                 self.tokens[place] = tokens.tensor(str(place), (rows, None), torch.int64, size, LONGEST)
             if told.has(str(place)):
@@ -185,7 +192,7 @@ class Limits:
     def heads(self) -> list[int]:
         """KV heads for which a `FixedAllocator` has shares, by place."""
         fixed, one = self.allocator, torch.ones(1, dtype=torch.int64, device="cpu")
-        shares = fixed.shares(self.layers, self.mean.tokens or 1, one) if isinstance(fixed, FixedAllocator) else []
+        shares = fixed.shares(len(self.layers), self.mean.tokens or 1, one) if isinstance(fixed, FixedAllocator) else []
         return [share.shape[1] for share in shares]
 
 
@@ -206,8 +213,8 @@ class LayerLimits:
     def __init__(self, mean: BlockBudget, table: Limits | None = None) -> None:
         self.mean = self.now = mean
         self.table = table or Limits(Uniform(), mean)
-        self.place = self.table.layers
-        self.table.layers += 1
+        self.place = len(self.table.layers)
+        self.table.layers.append(self)
         self._heads = slice(None)  # of this process
 
     def check(self, kv_heads: int, local_heads: LocalHeads) -> None:
@@ -274,14 +281,6 @@ class LayerLimits:
         if self.table.mean.tokens is None:
             self.table.mean = self.now
         return self.now
-
-    def give(self, mean: BlockBudget) -> None:
-        """Set another budget."""
-        self.mean = self.now = mean
-
-    def protect(self, spans: tuple[Spans, ...]) -> None:
-        """Protect other spans from now on, see `BlockBudget`."""
-        self.mean, self.now = replace(self.mean, spans=spans), replace(self.now, spans=spans)
 
     def resize(self, tokens: int) -> None:
         """Set the present budget of the longest row and head."""

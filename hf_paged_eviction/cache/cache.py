@@ -447,7 +447,6 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
         self._forwards.commit()
         self._limits.protect(new_spans)
         for layer in self._evicting:
-            layer.state.budget.protect(new_spans)
             if layer.state.table is not None:
                 layer.state.table.protect(layer.budget)
         self._plan.divide()
@@ -481,13 +480,12 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 then.
         """
         options = self.check_shrink(budget)
-        layers = self._evicting
         self._forwards.commit()
         self._options = options
-        self._limits.shrink(options.sizes)
+        self._limits.shrink(options.allocator, options.sizes)
         self._plan.divide()
-        for layer, share in zip(layers, options.allocator.budgets(options.sizes, len(layers)), strict=True):
-            shrink(layer.state, share)
+        for layer in self._evicting:
+            shrink(layer.state)
 
     def check_shrink(self, budget: int | Sequence[int]) -> CheckedOptions:
         """Raise the error that `shrink` would raise, if any. Returns the options that it would set."""

@@ -13,7 +13,6 @@ from ..store.pending import Offered, Pending
 from ..store.store import Arrived
 from ..store.tensors import with_new
 from ..table.bounds import smallest_budget
-from ..table.budget import BlockBudget
 from ..table.moves import align, empty_out, replace_rows, resize
 from ..table.shifts import moved_shifts
 from .layer_state import LayerState, Shown
@@ -44,7 +43,7 @@ def take(
         full_k, full_v = with_new(store.read(held), keys, values)
     scores = None if offered is None else offered.scores
     if scores is None:
-        scores = _comparable(state, of_overflow(state, full_k, full_v, positions, count), positions)
+        scores = of_overflow(state, full_k, full_v, positions, count)
     _keep_best(state, Held(full_k, full_v, positions), scores, count, real)
     return attended
 
@@ -61,7 +60,7 @@ def offer(state: LayerState, pending: Pending, score: bool) -> None:
     if score:
         shown = None if state.store.turns else pending.shown
         full_k, full_v = shown or with_new(state.store.read(held), pending.keys, pending.values)
-        scores = _comparable(state, of_overflow(state, full_k, full_v, positions, pending.count), positions)
+        scores = of_overflow(state, full_k, full_v, positions, pending.count)
         _tell_ranks(state, scores, positions)
         recorder.queries = None
     state.offered = Offered(positions[:, 0].amax(-1) + 1, scores)
@@ -85,13 +84,12 @@ def _tell_ranks(state: LayerState, scores: Tensor, positions: Tensor) -> None:
 # ---- another budget, other spans ------------------------------------------------------------------------------------
 
 
-def shrink(state: LayerState, sizes: BlockBudget) -> None:
-    """Lower the budget, evict the excess at once, and make the storage smaller. No tokens may be pending.
+def shrink(state: LayerState) -> None:
+    """The budget is lower now: evict the excess at once, and make the storage smaller. No tokens may be pending.
 
     Queries of the block that is being filled are observed at the end of the next block.
     """
     state.exposed.check()
-    state.budget.give(sizes)
     state.memory = None
     if state.table is None:
         state.store.columns.use({})  # room of an earlier prompt
@@ -162,7 +160,7 @@ def fit_rows(state: LayerState, rows: Tensor) -> None:
 
 def _scores_of_held(state: LayerState) -> Tensor:
     refresh(state)
-    return _comparable(state, state.known.scores, state.known.positions)
+    return state.known.scores
 
 
 # ---- the choice -----------------------------------------------------------------------------------------------------
@@ -240,20 +238,13 @@ def _newest(state: LayerState, positions: Tensor) -> Tensor:
     return (positions >= 0) & (positions > before)
 
 
-def _comparable(state: LayerState, scores: Tensor, positions: Tensor) -> Tensor:
-    """The scores; rounded, if they are compared with those of other layers."""
-    if not state.budget.table.compares:
-        return scores
-    return rounded(scores, positions.expand_as(scores) >= 0, state.needs.absolute_noise)
-
-
 def _rank(state: LayerState, scores: Tensor, positions: Tensor, protected: Tensor) -> Tensor:
     """`[B, S, tokens]` int64: the order of eviction, protected tokens last."""
-    valid = (positions >= 0).expand_as(scores)
+    valid, noise = (positions >= 0).expand_as(scores), state.needs.absolute_noise
     if state.budget.table.compares:
-        rank = exact_keys(scores, positions, valid)
+        rank = exact_keys(rounded(scores, valid, noise), positions, valid)
     else:
-        rank = rank_keys(scores, positions, valid, state.needs.absolute_noise)
+        rank = rank_keys(scores, positions, valid, noise)
     return rank.masked_fill(protected, KEEP)
 
 
