@@ -59,7 +59,7 @@ class LayerBuilder:
         budgets = dict(zip(paged, allocator.budgets(sizes, len(paged)), strict=True))
         memory = None
         if sizes.in_bytes:
-            memory = MemoryPlan(sizes, partial(checked_storage, self._options, len(paged)))
+            memory = MemoryPlan(self.limits, partial(checked_storage, self._options, len(paged)))
         common = Common(
             policy=self._options.policy,
             heads=self._options.heads,
@@ -79,8 +79,6 @@ class LayerBuilder:
                 codecs = self._codecs(config, index, heads[index], turns.get(index))
                 place = Place(index, heads[index], rotaries.get(index), rerotations.get(index), codecs)
                 paged_layer = PagedLayer(budgets[index], common, place)
-                if memory is not None:
-                    memory.add(paged_layer.state.budget)
                 layers.append(paged_layer if layer is None else HybridLayer(paged_layer, layer))
             else:
                 layers.append(layer)

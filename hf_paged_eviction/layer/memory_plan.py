@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..allocators.limits import LayerLimits
+from ..allocators.limits import Limits
 from ..table.budget import BlockBudget
 from ..table.spans import Spans
 
@@ -15,20 +15,15 @@ class MemoryPlan:
     bytes per token than the first one (the rest stays unused), but not more.
 
     Args:
-        sizes: sizes with a `memory` or a `memory_share`.
+        limits: of all layers; their mean has a `memory` or a `memory_share`.
         storage: returns the tokens per row that all layers together may store, from their mean and the number of rows.
     """
 
-    def __init__(self, sizes: BlockBudget, storage: Callable[[BlockBudget, int], int]) -> None:
-        self._sizes = sizes
+    def __init__(self, limits: Limits, storage: Callable[[BlockBudget, int], int]) -> None:
+        self._limits, self._sizes = limits, limits.mean
         self._storage = storage
-        self._budgets: list[LayerLimits] = []
         self._token_bytes = 0
         self._begun = False
-
-    def add(self, budget: LayerLimits) -> None:
-        """Add the next layer of the model."""
-        self._budgets.append(budget)
 
     def forget(self) -> None:
         """The next layer that begins is the first of a text."""
@@ -62,10 +57,10 @@ class MemoryPlan:
         """
         if not self._begun:
             self._begun, self._token_bytes = True, token_bytes
-            self._sizes = replace(self._sizes, spans=spans).of_prompt(in_16_bits * len(self._budgets), tokens)
-            sizes = self._sizes.in_tokens(self._tokens(token_bytes, rows, beside, passing))
-            for budget in self._budgets:
-                budget.now = budget.table.mean = sizes
+            self._sizes = replace(self._sizes, spans=spans).of_prompt(in_16_bits * len(self._limits.layers), tokens)
+            self._limits.mean = sizes = self._sizes.in_tokens(self._tokens(token_bytes, rows, beside, passing))
+            for budget in self._limits.layers:
+                budget.now = sizes
         elif token_bytes > self._token_bytes:
             raise ValueError(
                 f"Layer {layer_idx} takes {token_bytes:,} bytes per token, an earlier one {self._token_bytes:,}: "
@@ -79,7 +74,7 @@ class MemoryPlan:
 
     def _tokens(self, token_bytes: int, rows: int, beside: int, passing: int) -> int:
         """Mean share of a layer, whole blocks."""
-        layers, size, smallest = len(self._budgets), self._sizes.block_size, self._sizes.smallest
+        layers, size, smallest = len(self._limits.layers), self._sizes.block_size, self._sizes.smallest
         taken = layers * beside + passing
         room = max(self._total - taken, 0) // token_bytes
         tokens = room // layers // size * size
