@@ -31,8 +31,12 @@ from .integration.rotary import Rotary
 from .integration.weights import without_parallel  # verify takes wrapped models, as prepare does
 from .integration.window import trained_window  # a note where prompts are longer
 from .layer.paged import PagedLayer  # what a layer holds; replaying one prefill into many caches
-from .learned.calibration import name_calibration  # that of the embedded model
-from .learned.calibration.calibration import fingerprint, model_fingerprint, refuse_other_model
+from .learned.calibration import (
+    fingerprint,
+    model_fingerprint,
+    name_calibration,  # that of the embedded model
+    refuse_other_model,
+)
 from .naming.digests import file_digest  # rows carry the digest of what decides them
 from .naming.files import NamedFiles
 from .naming.fitted import FittedFiles, Tensors

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ..integration.models import is_latent_attention, paged_layers
-from ..learned.calibration import Calibration, load_calibration
-from ..learned.calibration.files import is_here
+from ..learned.calibration import Calibration, is_here, load_calibration
 from ..learned.shares import HeadShares
 from ..policies.checks import check_positive
 from .base import FixedAllocator

@@ -15,8 +15,8 @@ from ..allocators import BudgetAllocator
 from ..integration.model_rotary import UnknownRotaryError, layer_rotaries
 from ..integration.models import is_latent_attention, paged_layers
 from ..integration.weights import registered_digest
-from ..learned.calibration.files import load_calibration
-from ..learned.calibration.lookup import chosen_use, find_calibration
+from ..learned.calibration import load_calibration
+from ..learned.lookup import chosen_use, find_calibration
 from ..learned.measured import BYTES, KEYS_AND_QUERIES, TOKENS, Bits, Row
 from ..naming.by_object import ByObject
 from ..naming.of_files import quoted

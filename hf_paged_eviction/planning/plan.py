@@ -16,7 +16,7 @@ from ..cache import PagedEvictionCache
 from ..integration.shapes import Shapes
 from ..layer.paged import PagedLayer
 from ..learned.calibration import load_calibration
-from ..learned.calibration.lookup import chosen_use, find_calibration
+from ..learned.lookup import chosen_use, find_calibration
 from ..learned.measured import Bits
 from ..naming.sizes import parse_bytes, readable_bytes
 from .losses import Loss, loss_at

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,10 +17,9 @@ from torch import Tensor
 
 from ..integration.model_rotary import known_rotaries
 from ..integration.models import is_latent_attention, paged_layers
-from ..learned.calibration.calibration import Calibration, model_fingerprint
-from ..learned.calibration.monotone import bend, fit_curve
-from ..learned.calibration.score import SCALARS, LayerScore, features, unit
+from ..learned.calibration import Calibration, model_fingerprint
 from ..learned.moments import least_squares
+from ..learned.score import SCALARS, LayerScore, bend, features, unit
 from ..learned.shares import HeadShares
 from ..queries.attention import PAGED_EVICTION
 from ..version import __version__
@@ -32,6 +32,10 @@ _MEAN_WINDOWS = 8
 #: What weights cost, see `least_squares`. The many components of the unit key cost more than the few numbers that are
 #: known to help: on text unlike that of the fit they would otherwise mislead.
 _SCALAR_PENALTY, _DIRECTION_PENALTY = 1e-3, 1.0
+#: Shares of the samples between which a knot lies: dense where eviction decides, among the highest scores.
+_EDGES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.8125, 0.875, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 0.995, 1.0)
+#: The least slope anywhere, as a share of the mean slope: different scores stay different.
+_LEAST_SLOPE = 1e-2
 #: Shares of the tokens for which a table of shares of heads is learned.
 KEPT = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
 #: Smallest number of tokens of a window that a head counts for.
@@ -147,6 +151,44 @@ def _means(windows: Sequence[Seen]) -> tuple[Tensor, Tensor]:
     keys = sum(seen.select(unit(seen.keys.double())).sum(1) for seen in windows)
     values = sum(seen.select(seen.values.double()).sum(1) for seen in windows)
     return unit(torch.as_tensor(keys)), torch.as_tensor(values) / sum(int(seen.usable.sum()) for seen in windows)
+
+
+def fit_curve(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Knots of the isotonic regression of `target` on `scores`, over groups of similar scores.
+
+    Args:
+        scores, target: `[samples]`.
+
+    Returns:
+        `x` and `y`, both `[knots]` float64, strictly rising unless all scores are equal.
+    """
+    scores, order = scores.double().sort()
+    target = target.double()[order]
+    bounds = [round(edge * len(scores)) for edge in _EDGES]
+    groups = [slice(low, high) for low, high in pairwise(bounds) if high > low]
+    x = torch.stack([scores[group].mean() for group in groups])
+    y = _rising([float(target[group].mean()) for group in groups], [group.stop - group.start for group in groups])
+    return _with_slope(x, torch.tensor(y, dtype=torch.float64, device="cpu"), len(_EDGES) - 1)
+
+
+def _rising(values: Sequence[float], sizes: Sequence[int]) -> list[float]:
+    """The closest sequence that never falls: neighbours that fall are joined into their mean."""
+    pools: list[tuple[float, int, int]] = []  # mean, samples, values
+    for value, size in zip(values, sizes, strict=True):
+        pools.append((value, size, 1))
+        while len(pools) > 1 and pools[-2][0] >= pools[-1][0]:
+            (low, few, a), (high, more, b) = pools[-2:]
+            pools[-2:] = [((low * few + high * more) / (few + more), few + more, a + b)]
+    return [mean for mean, _, count in pools for _ in range(count)]
+
+
+def _with_slope(x: Tensor, y: Tensor, knots: int) -> tuple[Tensor, Tensor]:
+    span = x[-1] - x[0]
+    slope = (y[-1] - y[0]) / span if span > 0 else torch.zeros_like(span)
+    y = y + _LEAST_SLOPE * slope.clamp_min(1e-9) * (x - x[0])
+    # With fewer samples than groups there are fewer knots; more of the last change nothing.
+    missing = knots - len(x)
+    return torch.cat([x, x[-1:].expand(missing)]), torch.cat([y, y[-1:].expand(missing)])
 
 
 def spearman(a: Tensor, b: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
@@ -17,8 +17,8 @@ from filelock import FileLock
 from ..integration.kept_state import aside
 from ..integration.models import is_latent_attention, paged_layers, why_not_ours
 from ..integration.weights import is_split, register_weights, without_parallel
-from ..learned.calibration import Calibration, load_calibration, profile_path, save_calibration
-from ..learned.calibration.lookup import HOME, find_calibration, use_profile
+from ..learned.calibration import Calibration, load_calibration, save_calibration
+from ..learned.lookup import HOME, find_calibration, profile_path, use_profile
 from ..learned.measured import OF_USE, Use
 from ..options.cache_options import AUTO, BLOCK_SIZE, SMALL_BLOCK_SIZE
 from ..queries.attention import PAGED_EVICTION
@@ -93,7 +93,7 @@ def prepare(
     config = model.config
     _check_model(config)
     model.set_attn_implementation(PAGED_EVICTION)
-    with Progress(progress) as bar:
+    with closing(Progress(progress)) as bar:
         digest = register_weights(model)
         if profile is not None:
             path = Path(str(profile))

@@ -7,7 +7,6 @@ SmolLM2.
 import sys
 import time
 from collections.abc import Mapping
-from types import TracebackType
 
 from tqdm.auto import tqdm
 
@@ -50,12 +49,8 @@ class Progress:
         self._cheaper: Mapping[str, float] = {}
         self._begun, self._work, self._total = time.monotonic(), 0.0, 1.0
 
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Take the bar away."""
         self._bar.close()
 
     def begin(self, total: float, cheaper: Mapping[str, float]) -> None:

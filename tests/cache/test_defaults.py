@@ -12,17 +12,9 @@ import models
 from hf_paged_eviction import PagedEvictionCache, register_weights, weights_digest
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.weights import _REGISTERED
-from hf_paged_eviction.learned.calibration import (
-    Calibration,
-    LayerScore,
-    find_calibration,
-    profile_dir,
-    profile_path,
-    save_calibration,
-)
-from hf_paged_eviction.learned.calibration.calibration import model_fingerprint
-from hf_paged_eviction.learned.calibration.lookup import _published
-from hf_paged_eviction.learned.calibration.score import SCALARS
+from hf_paged_eviction.learned.calibration import Calibration, model_fingerprint, save_calibration
+from hf_paged_eviction.learned.lookup import _published, find_calibration, profile_dir, profile_path
+from hf_paged_eviction.learned.score import SCALARS, LayerScore
 from hf_paged_eviction.learned.shares import HeadShares
 from hf_paged_eviction.options.defaults import WITHOUT_PROFILE, Default, defaults
 from hf_paged_eviction.queries.attention import PAGED_EVICTION

@@ -13,8 +13,7 @@ import models
 import modes
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, make_policy
 from hf_paged_eviction.integration.heads import LocalHeads
-from hf_paged_eviction.learned.calibration import load_calibration
-from hf_paged_eviction.learned.calibration.files import FILE_NAME, find_file
+from hf_paged_eviction.learned.calibration import FILE_NAME, find_file, load_calibration
 from hf_paged_eviction.masks.of_attention import additive
 from hf_paged_eviction.preparing.fitting import fit
 from hf_paged_eviction.preparing.future import Window

@@ -25,8 +25,7 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.models import paged_layers
-from hf_paged_eviction.learned.calibration import Calibration, save_calibration
-from hf_paged_eviction.learned.calibration.calibration import fingerprint
+from hf_paged_eviction.learned.calibration import Calibration, fingerprint, save_calibration
 from hf_paged_eviction.naming.of_files import quoted
 from hf_paged_eviction.precision import few_bits
 from slow_cache import SlowCache, Tied, by_row

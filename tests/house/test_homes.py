@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import homes
-from hf_paged_eviction.learned.calibration import profile_dir
+from hf_paged_eviction.learned.lookup import profile_dir
 
 ROOT = Path(__file__).parents[2]
 _CONFTEST = f"""
@@ -18,7 +18,7 @@ _TESTS = """
 import os, subprocess, sys
 from contextlib import suppress
 from pathlib import Path
-from hf_paged_eviction.learned.calibration import profile_dir
+from hf_paged_eviction.learned.lookup import profile_dir
 
 REAL = Path({real!r})
 
@@ -70,7 +70,7 @@ def test_a_test_that_touches_the_real_home_fails(tmp_path: Path) -> None:
 
 
 def test_processes_have_the_home_of_the_tests() -> None:
-    code = "from hf_paged_eviction.learned.calibration import profile_dir; print(profile_dir())"
+    code = "from hf_paged_eviction.learned.lookup import profile_dir; print(profile_dir())"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert shown == str(profile_dir()) and Path(shown).is_relative_to(Path.home())
     assert not Path(shown).exists()

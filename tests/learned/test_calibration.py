@@ -18,12 +18,12 @@ from torch import Tensor
 from hf_paged_eviction import PagedEvictionCache, ScoreContext, make_policy
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.model_rotary import layer_rotaries
-from hf_paged_eviction.learned.calibration import Calibration, LayerScore, files, load_calibration, save_calibration
-from hf_paged_eviction.learned.calibration.monotone import bend, fit_curve
-from hf_paged_eviction.learned.calibration.score import SCALARS, features, unit
+from hf_paged_eviction.learned import calibration as files
+from hf_paged_eviction.learned.calibration import Calibration, load_calibration, save_calibration
 from hf_paged_eviction.learned.moments import least_squares
+from hf_paged_eviction.learned.score import SCALARS, LayerScore, bend, features, unit
 from hf_paged_eviction.policies.fitted.self_calibrated import SelfCalibrated
-from hf_paged_eviction.preparing.fitting import HELD_OUT, fit, spearman
+from hf_paged_eviction.preparing.fitting import HELD_OUT, fit, fit_curve, spearman
 from hf_paged_eviction.preparing.future import Seen, Window, watch
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.tasks import make_samples

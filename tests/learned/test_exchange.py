@@ -11,7 +11,7 @@ import torch
 
 from hf_paged_eviction import export_shares, import_shares
 from hf_paged_eviction.learned.calibration import load_calibration, save_calibration
-from hf_paged_eviction.learned.calibration.lookup import _PUBLISHED
+from hf_paged_eviction.learned.lookup import _PUBLISHED
 from hf_paged_eviction.learned.shares import HeadShares
 
 #: 30 layers with 3 KV heads.

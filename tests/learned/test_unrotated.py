@@ -17,9 +17,8 @@ from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreCo
 from hf_paged_eviction.integration import model_rotary
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.model_rotary import UnknownRotaryError
-from hf_paged_eviction.learned.calibration import Calibration, load_calibration, save_calibration
-from hf_paged_eviction.learned.calibration.calibration import fingerprint
-from hf_paged_eviction.learned.calibration.score import unit
+from hf_paged_eviction.learned.calibration import Calibration, fingerprint, load_calibration, save_calibration
+from hf_paged_eviction.learned.score import unit
 from hf_paged_eviction.policies.attention.window_attention import WindowAttention
 from hf_paged_eviction.preparing.fitting import fit, using
 from hf_paged_eviction.preparing.future import Window, watch

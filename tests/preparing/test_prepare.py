@@ -4,6 +4,7 @@ import copy
 import json
 import re
 import warnings
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -17,7 +18,10 @@ import models
 from hf_paged_eviction import PagedEvictionCache, Profile, ask, prepare, weights_digest
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.feeding import feed
-from hf_paged_eviction.learned.calibration import files, load_calibration, lookup, profile_path, save_calibration
+from hf_paged_eviction.learned import calibration as files
+from hf_paged_eviction.learned import lookup
+from hf_paged_eviction.learned.calibration import load_calibration, save_calibration
+from hf_paged_eviction.learned.lookup import profile_path
 from hf_paged_eviction.learned.measured import RANDOM, Measured, Row
 from hf_paged_eviction.naming.by_object import ByObject
 from hf_paged_eviction.preparing import difference, progress, readings, search
@@ -280,7 +284,7 @@ def test_a_long_measurement_names_cheaper_settings(
 ) -> None:
     clock = iter([0.0, 0.0, 60.0, 120.0, 180.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    with progress.Progress(True) as bar:
+    with closing(progress.Progress(True)) as bar:
         bar.begin(100, {"quick=True": 20})
         for _ in range(3):
             bar.advance(2)

@@ -2,8 +2,7 @@
 
 import torch
 
-from hf_paged_eviction.learned.calibration import LayerScore
-from hf_paged_eviction.learned.calibration.score import SCALARS, unit
+from hf_paged_eviction.learned.score import SCALARS, LayerScore, unit
 
 
 def drawn_score(heads: int, dim: int, draw: torch.Generator) -> LayerScore:

@@ -8,12 +8,7 @@ import pytest
 
 FOLDER = Path(os.environ.get("SMOLLM2_FOLDER", "no folder"))
 PROFILE = (
-    Path(__file__).parents[2]
-    / "hf_paged_eviction"
-    / "learned"
-    / "calibration"
-    / "published"
-    / "smollm2-135m-instruct.safetensors"
+    Path(__file__).parents[2] / "hf_paged_eviction" / "learned" / "published" / "smollm2-135m-instruct.safetensors"
 )
 REAL = [
     pytest.mark.real,

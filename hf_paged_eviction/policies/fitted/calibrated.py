@@ -6,8 +6,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ...learned.calibration import Calibration, load_calibration
-from ...learned.calibration.files import is_here
+from ...learned.calibration import Calibration, is_here, load_calibration
 from ..base import EvictionPolicy, ScoreContext
 from ..needs import Needs
 from ..registry import register_policy

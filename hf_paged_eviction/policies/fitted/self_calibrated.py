@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ...attention.weights import Attention
-from ...learned.calibration.score import unit
 from ...learned.moments import exact, shrunk_line
+from ...learned.score import unit
 from ..base import EvictionPolicy, ScoreContext, Statistics
 from ..checks import check_count, check_positive
 from ..needs import Needs

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hf_paged_eviction.integration.models import is_paged, layer_plan
-from hf_paged_eviction.learned.calibration.calibration import fingerprint
+from hf_paged_eviction.learned.calibration import fingerprint
 from hf_paged_eviction_lab.fold import Kernels, LayerKernels, save_kernels
 from reference import Recorder
 

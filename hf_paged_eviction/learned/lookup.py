@@ -6,11 +6,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ...integration.weights import registered_digest
-from ...naming.by_object import ByObject
-from ..measured import Use
-from .calibration import WEIGHTS, different_model, fingerprint
-from .files import find_file, load_calibration
+from ..integration.weights import registered_digest
+from ..naming.by_object import ByObject
+from .calibration import WEIGHTS, different_model, find_file, fingerprint, load_calibration
+from .measured import Use
 
 #: Environment variable for another folder than the user's cache.
 HOME = "HF_PAGED_EVICTION_HOME"

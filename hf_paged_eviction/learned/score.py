@@ -12,8 +12,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .monotone import bend
-
 #: Raised whenever the features change: weights of one version mean nothing in another.
 VERSION = 1
 
@@ -170,3 +168,21 @@ class LayerScore:
         """The score of some of the heads, in float32 on a device."""
         with torch.inference_mode(False):
             return LayerScore(*(tensor[heads].to(device, torch.float32) for tensor in self.tensors().values()))
+
+
+def bend(scores: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Apply one curve per set: linear between the knots, and extrapolated beyond the ends.
+
+    Args:
+        scores: `[batch, sets, n]`.
+        x, y: `[sets, knots]`.
+    """
+    wanted = scores.transpose(0, 1).flatten(1).contiguous()
+    # The first segment that ends above the score. Knots at the same place have no segment between them.
+    upper = torch.searchsorted(x, wanted).clamp(1, x.shape[1] - 1)
+    left, right = x.gather(1, upper - 1), x.gather(1, upper)
+    low, high = y.gather(1, upper - 1), y.gather(1, upper)
+    width = right - left
+    slope = torch.where(width > 0, (high - low) / width.clamp_min(1e-30), 0.0)
+    bent: Tensor = (low + slope * (wanted - left)).unflatten(1, (scores.shape[0], -1))
+    return bent.transpose(0, 1)
