@@ -1,8 +1,7 @@
 """Compress a context by asking the model to repeat it (KVzip, arXiv 2505.23416)."""
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from ..cache import PagedEvictionCache
 from ..integration.feeding import feed
 from ..layer.paged import PagedLayer
 from ..policies import EvictionPolicy
+from ..table.budget import whole_number
 from ..tensors.autocast import without_autocast
 
 #: The instruction of KVzip.
@@ -82,14 +82,13 @@ def probe_context(
     probe = _checked_probe(probe_ids, chunk_size)
     _check_cache(cache, input_ids.shape[1])
     cache.check_shrink(budget)
-    chunks = _chunks(input_ids.shape[1], chunk_size)
+    chunks = [(max(stop - chunk_size, 0), stop) for stop in range(input_ids.shape[1], 0, -chunk_size)][::-1]
     for start, stop in chunks:
         feed(model, input_ids[:, start:stop], mask[:, :stop], cache)
-    layers = [layer for _, layer in cache.paged_layers]
-    for layer in layers:
+    for _, layer in cache.paged_layers:
         layer.forget_attention()
     for start, stop in chunks:
-        ids, real = repeated(probe, input_ids[:, start:stop], mask[:, start:stop])
+        ids, real = _repeated(probe, input_ids[:, start:stop], mask[:, start:stop])
         feed_probe(model, cache, ids, torch.cat([mask, real], dim=1))
 
 
@@ -101,11 +100,22 @@ def feed_probe(model: Any, cache: PagedEvictionCache, ids: Tensor, mask: Tensor 
         ids: `[rows, n]`.
         mask: `[rows, seen + n]`, nonzero = real token; None = all are.
     """
-    with _taken_back(cache):
-        feed(model, ids, mask, cache)
-        for _, layer in cache.paged_layers:
-            _observe_waiting(layer)
-            layer.crop(-ids.shape[1])
+    layers, paged = list(cache.layers), [layer for _, layer in cache.paged_layers]
+    recording = [layer.record_past for layer in paged]
+    with cache.forward_aside():
+        try:
+            # What comes waits in the paged layers for `crop`, and goes with the copies of the others.
+            cache.layers[:] = copy.deepcopy(layers, {id(layer): layer for layer in paged})
+            for layer in paged:
+                layer.activate_past_recording()
+            feed(model, ids, mask, cache)
+            for layer in paged:
+                _observe_waiting(layer)
+                layer.crop(-ids.shape[1])
+        finally:
+            for layer, before in zip(paged, recording, strict=True):
+                layer.record_past = before
+            cache.layers[:] = layers
 
 
 @without_autocast
@@ -115,7 +125,7 @@ def _observe_waiting(layer: PagedLayer) -> None:
         layer.recorder.observe_passing(layer.table, layer.state.pending)
 
 
-def repeated(probe: Tensor, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def _repeated(probe: Tensor, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Join the probe and a part of the context, with the pads on the right, so that nothing is between context and
     probe.
 
@@ -136,31 +146,6 @@ def repeated(probe: Tensor, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([probe.to(ids).expand(len(ids), -1), ids], dim=1), torch.cat([asks, real], dim=1)
 
 
-def _chunks(length: int, size: int) -> list[tuple[int, int]]:
-    return [(max(stop - size, 0), stop) for stop in range(length, 0, -size)][::-1]
-
-
-@contextmanager
-def _taken_back(cache: PagedEvictionCache) -> Iterator[None]:
-    """What is fed inside waits in the paged layers for `crop`; the other layers and the mask forget it."""
-    paged = [layer for _, layer in cache.paged_layers]
-    recording = [layer.record_past for layer in paged]
-    others = {index: layer for index, layer in enumerate(cache.layers) if not isinstance(layer, PagedLayer)}
-    shared = {id(layer): layer for layer in paged}  # copies of hybrid layers keep these layers
-    with cache.forward_aside():
-        for layer in paged:
-            layer.activate_past_recording()
-        try:
-            for index, layer in others.items():
-                cache.layers[index] = copy.deepcopy(layer, dict(shared))
-            yield
-        finally:
-            for layer, before in zip(paged, recording, strict=True):
-                layer.record_past = before
-            for index, layer in others.items():
-                cache.layers[index] = layer
-
-
 def _checked_mask(ids: Tensor, mask: Tensor | None) -> Tensor:
     if ids.ndim != 2 or not ids.numel():
         raise ValueError(f"input_ids must be [rows, length] with at least one token, got shape {tuple(ids.shape)}.")
@@ -175,8 +160,7 @@ def _checked_mask(ids: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _checked_probe(probe_ids: Sequence[int], chunk_size: int) -> Tensor:
-    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
-        raise ValueError(f"chunk_size must be a whole number above 0, got {chunk_size!r}.")
+    whole_number("chunk_size", chunk_size, 1)
     probe = torch.as_tensor(probe_ids, device="cpu")
     if probe.ndim != 1 or not len(probe) or probe.is_floating_point():
         raise ValueError(f"probe_ids must be the ids of one text, at least one, got {probe_ids!r}.")
@@ -189,8 +173,8 @@ def _check_cache(cache: PagedEvictionCache, length: int) -> None:
     check_probed(cache.policy)
     if cache.get_seq_length():
         raise ValueError("The cache has read something already: use a new one for each context.")
-    rooms = [(index, layer.budget.tokens) for index, layer in cache.paged_layers]
-    for index, tokens in rooms:
+    for index, layer in cache.paged_layers:
+        tokens = layer.budget.tokens
         if tokens is None or tokens < length:
             room = "a share of the prompt" if tokens is None else f"{tokens} tokens"
             raise ValueError(
