@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from math import exp, log
 
 import torch
 from torch import Tensor
@@ -17,14 +18,33 @@ from ..integration.shapes import Shapes
 from ..layer.paged import PagedLayer
 from ..learned.calibration import load_calibration
 from ..learned.lookup import chosen_use, find_calibration
-from ..learned.measured import Bits
+from ..learned.measured import BYTES, OF_USE, Bits, Measured, Row, Use
 from ..naming.sizes import parse_bytes, readable_bytes
-from .losses import Loss, loss_at
 
 #: Precisions that are planned, the model's own first.
 _BITS: tuple[Bits, ...] = (None, 8, 4, (4, 2), (3, 2))
 #: Tokens per block, and the fewest blocks of a budget: protected ones, the newest, and one to evict.
 _BLOCK, _FEWEST = 16, 4
+#: So close to a share that was measured, relative to it, its number counts as measured there.
+_CLOSE = 0.02
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Divergence from the full cache.
+
+    Attributes:
+        nats: per token, mean over the ways to ask that count for a use.
+        source: "measured" at this share; "between" two shares that were measured; or "extrapolated": the nearest share
+            that was measured is another, and the number is that one's.
+    """
+
+    nats: float
+    source: str
+
+    def __str__(self) -> str:
+        marks = {"measured": "", "between": " ~", "extrapolated": " ?"}
+        return f"{self.nats:.3f}{marks[self.source]}"
 
 
 @dataclass(frozen=True)
@@ -217,3 +237,30 @@ def _layers(shapes: Shapes, rows: int, bits: Bits) -> list[tuple[PagedLayer, lis
         for index, states in shapes.states.items()
     }
     return [(layer, tokens[index]) for index, layer in example.paged_layers if index in tokens]
+
+
+def loss_at(measured: Measured | None, bits: Bits, share: float, use: Use = "both") -> Loss | None:
+    """The loss of the best cache with these bits at a share of the 16-bit bytes of keys and values; None if no cache
+    with these bits was measured."""
+    if measured is None:
+        return None
+    scores = measured.scores(BYTES, use)
+    labels = {row.label for row in measured.rows if row.unit == BYTES and row.bits == bits} & set(scores)
+    if not labels:
+        return None
+    best = min(labels, key=lambda label: scores[label])
+    points = sorted((row.share, _mean(row, use)) for row in measured.rows if (row.unit, row.label) == (BYTES, best))
+    nearest = min(points, key=lambda point: abs(log(point[0] / share)))
+    if abs(nearest[0] / share - 1) <= _CLOSE:
+        return Loss(nearest[1], "measured")
+    below, above = [point for point in points if point[0] < share], [point for point in points if point[0] > share]
+    if not below or not above:
+        return Loss(nearest[1], "extrapolated")
+    (low, more), (high, less) = below[-1], above[0]
+    part, floor = log(share / low) / log(high / low), 1e-6  # a loss may be zero, or less by noise
+    return Loss(exp((1 - part) * log(max(more, floor)) + part * log(max(less, floor))), "between")
+
+
+def _mean(row: Row, use: Use) -> float:
+    means = [row.mean(aspect) for aspect in OF_USE[use] if aspect in row.divergences]
+    return sum(means) / len(means)
