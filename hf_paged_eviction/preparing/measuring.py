@@ -1,9 +1,9 @@
 """Measure the divergence of a cache's predictions from those of the full cache."""
 
 import copy
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -92,14 +92,10 @@ class Trials:
     def divergences(self, make: Make) -> Iterator[tuple[str, float]]:
         """Yield the aspect and the KL divergence from the full cache, in nats per token, for each continuation and
         question."""
-        uses = Counter(id(trial.prompt) for trial in self.trials)
-        read: dict[int, PagedEvictionCache] = {}
-        for trial in self.trials:
-            prompt = id(trial.prompt)
-            if prompt not in read:
-                read[prompt] = make(trial.prompt.ids.shape[1])
-                trial.prompt.play(read[prompt])
-            uses[prompt] -= 1
-            cache = copy.deepcopy(read[prompt]) if uses[prompt] else read.pop(prompt)
-            for divergence in trial.divergences(self._model, cache):
-                yield trial.aspect, divergence
+        for prompt, same in groupby(self.trials, lambda trial: trial.prompt):
+            cache, trials = make(prompt.ids.shape[1]), list(same)
+            prompt.play(cache)
+            for trial in trials:
+                own = cache if trial is trials[-1] else copy.deepcopy(cache)
+                for divergence in trial.divergences(self._model, own):
+                    yield trial.aspect, divergence
