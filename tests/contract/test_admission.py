@@ -12,11 +12,11 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, cache
 import models
 import modes
 from closeness import assert_close
+from evicting import exact
 from hf_paged_eviction import PagedEvictionCache, paged_encoder_decoder_cache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.queries import arguments
 from hf_paged_eviction.queries.attention import paged_eviction_attention
-from reference import Recorder, assert_evicted, assert_exact
 
 pytestmark = pytest.mark.contract
 
@@ -323,10 +323,8 @@ def test_looped_layers_are_exact(settings: dict[str, Any], padded: bool) -> None
     cache = PagedEvictionCache(model.config, budget=24, block_size=4, **settings)
     assert len(cache.paged_layers) == 4
     ids, mask = modes.batch("direct", padded)
-    with Recorder(model, cache) as recorder:
+    with exact(model, cache):
         modes.run(model, cache, "direct", ids, mask, steps=8)
-    assert_evicted(recorder)
-    assert_exact(model, recorder)
 
 
 # ---- what is said of layers that are not paged --------------------------------------------------------------------

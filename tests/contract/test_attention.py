@@ -11,8 +11,8 @@ from transformers.modeling_utils import AttentionInterface
 import models
 import modes
 from closeness import assert_close
+from evicting import exact
 from hf_paged_eviction.queries.attention import paged_eviction_attention
-from reference import Recorder, assert_evicted, assert_exact
 
 pytestmark = pytest.mark.contract
 
@@ -62,10 +62,8 @@ def test_flash_is_exact(family: str, mode: str, padded: bool) -> None:
     model = flash_model(family)
     recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
     cache = models.paged(model.config, budget=24, block_size=4, record_past=recording)
-    with Recorder(model, cache, poison=True) as recorder:
+    with exact(model, cache, poison=True):
         modes.run(model, cache, mode, *modes.batch(mode, padded))
-    assert_evicted(recorder)
-    assert_exact(model, recorder)
 
 
 @pytest.mark.usefixtures("flash")
@@ -77,11 +75,9 @@ def test_flash_with_pads_in_the_middle() -> None:
     mask = (torch.rand(3, 50, generator=generator) > 0.3).long()
     mask[:, 0] = mask[:, 11] = 1
     cache = models.paged(model.config, budget=16, block_size=4)
-    with Recorder(model, cache, poison=True) as recorder:
+    with exact(model, cache, poison=True):
         for start, stop in [(0, 12), (12, 20), *((at, at + 1) for at in range(20, 44)), (44, 50)]:
             modes.forward(model, cache, ids, mask, start, stop)
-    assert_evicted(recorder)
-    assert_exact(model, recorder)
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
@@ -90,10 +86,8 @@ def test_flex_is_exact(mode: str, padded: bool) -> None:
     """Run without the compiler, which takes minutes and changes nothing about the mask."""
     model = models.build("llama", "flex_attention", head_dim=16)
     cache = models.paged(model.config, budget=24, block_size=4)
-    with torch.compiler.set_stance("force_eager"), Recorder(model, cache, poison=True) as recorder:
+    with torch.compiler.set_stance("force_eager"), exact(model, cache, poison=True):
         modes.run(model, cache, mode, *modes.batch(mode, padded))
-    assert_evicted(recorder)
-    assert_exact(model, recorder)
 
 
 def test_dropout_may_be_given_in_order() -> None:

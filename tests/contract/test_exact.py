@@ -8,9 +8,8 @@ import torch
 
 import models
 import modes
-from evicting import FOLLOWED, binding, check
+from evicting import FOLLOWED, binding, check, exact
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from reference import Recorder, assert_evicted, assert_exact
 
 pytestmark = pytest.mark.contract
 
@@ -42,10 +41,8 @@ def test_batch_sizes(rows: int) -> None:
     model = models.shared("llama")
     cache = binding(model, "greedy", budget=12)
     ids, mask = models.left_pad(models.prompts([1 + (7 * row) % 19 for row in range(rows)], seed=4), 20)
-    with Recorder(model, cache, poison=True) as recorder:
+    with exact(model, cache, poison=True):
         modes.generate(model, cache, ids, mask, 16)
-    assert_evicted(recorder)
-    assert_exact(model, recorder)
 
 
 @pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "value_norm"])
@@ -55,10 +52,8 @@ def test_repeated_tokens(policy: str, mode: str) -> None:
     model = models.shared("llama")
     cache = binding(model, mode, policy=policy)
     ids, mask = models.left_pad([torch.full((length,), 7) for length in modes.LENGTHS])
-    with Recorder(model, cache) as recorder:
+    with exact(model, cache):
         modes.run(model, cache, mode, ids, mask)
-    assert_evicted(recorder)
-    assert_exact(model, recorder)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -68,10 +63,8 @@ def test_low_precision(dtype: torch.dtype, mode: str) -> None:
     model = models.build("llama").to(dtype)
     cache = binding(model, mode)
     ids, mask = modes.batch(mode, padded=True)
-    with Recorder(model, cache, poison=True) as recorder:
+    with exact(model, cache, poison=True, share=16 * torch.finfo(dtype).eps):
         modes.run(model, cache, mode, ids, mask)
-    assert_evicted(recorder)
-    assert_exact(model, recorder, 16 * torch.finfo(dtype).eps)
     assert cache.layers[0].keys.dtype == dtype
     assert cache.block_scores().dtype == torch.float32
 
@@ -100,13 +93,11 @@ def test_direct_forward_without_position_ids(padded: bool) -> None:
     model = models.shared("llama")
     cache = binding(model, "greedy")
     ids, _ = models.left_pad(models.prompts([40] * 2))
-    with Recorder(model, cache) as recorder, torch.no_grad():
+    with exact(model, cache), torch.no_grad():
         for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 36)), (36, 40)]:
             extra = {"attention_mask": torch.ones(2, stop, dtype=torch.long)} if padded else {}
             model(ids[:, start:stop], **{CACHE_ARGUMENT: cache}, use_cache=True, **extra)
             assert cache.get_seq_length() == stop
-    assert_evicted(recorder)
-    assert_exact(model, recorder)
 
 
 @pytest.mark.skipif(models.VERSION < (5, 14), reason="earlier versions slice such a prompt to nothing")

@@ -10,8 +10,9 @@ import torch
 import models
 import modes
 from closeness import assert_close
+from evicting import exact
 from hf_paged_eviction import PagedEvictionCache, verify
-from reference import Recorder, assert_evicted, assert_exact
+from reference import Recorder, assert_exact
 
 pytestmark = [
     pytest.mark.contract,
@@ -84,10 +85,8 @@ def test_exact(steady: str, mode: str, padded: bool) -> None:
     model = models.shared(steady)
     cache = cache_of(model, heads="separate" if padded else "shared")
     ids, mask = modes.batch(mode, padded)
-    with Recorder(model, cache, poison=True) as recorder:
+    with exact(model, cache, poison=True, replayed=True):
         modes.run(model, cache, mode, ids, mask)
-    assert_evicted(recorder)
-    assert_exact(model, recorder, replayed=True)
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
@@ -95,10 +94,8 @@ def test_beams_move_both_halves(family: str, padded: bool) -> None:
     model = models.shared(family)
     cache = cache_of(model)
     ids, mask = modes.batch("beam", padded)
-    with Recorder(model, cache) as recorder:
+    with exact(model, cache, replayed=True):
         modes.run(model, cache, "beam", ids, mask)
-    assert_evicted(recorder)
-    assert_exact(model, recorder, replayed=True)
 
 
 @pytest.mark.parametrize("family", ["zaya"], scope="module")
@@ -129,10 +126,8 @@ def test_policies_that_decide_by_attention(steady: str, settings: dict[str, Any]
     model = models.shared(steady, "paged_eviction")
     cache = PagedEvictionCache(model.config, **{"budget": 24, "block_size": 4, **settings})
     ids, mask = modes.batch("direct", padded=True)
-    with Recorder(model, cache) as recorder:
+    with exact(model, cache, replayed=True):
         modes.run(model, cache, "direct", ids, mask, steps=8)
-    assert_evicted(recorder)
-    assert_exact(model, recorder, replayed=True)
 
 
 def test_a_row_does_not_depend_on_its_batch(steady: str) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import models
 import modes
-from reference import Recorder, assert_evicted, assert_exact
+from evicting import exact
 
 pytestmark = pytest.mark.contract
 
@@ -40,10 +40,8 @@ def test_ragged_turns_are_exact(family: str) -> None:
     """Sliding layers mask by column, the paged ones by the slots their pads moved to."""
     model = models.shared(family)
     cache = models.paged(model.config, budget=20, block_size=4)
-    with Recorder(model, cache, poison=True) as recorder:
+    with exact(model, cache, poison=True):
         ragged_turns(model, cache, count=2)
-    assert_evicted(recorder)
-    assert_exact(model, recorder)
 
 
 def test_plain_generate_after_assisted_stays_bounded() -> None:

@@ -12,9 +12,10 @@ import transformers
 import models
 import modes
 from closeness import assert_close
+from evicting import exact
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from reference import Recorder, assert_evicted, assert_exact, shared_layers
+from reference import shared_layers
 
 pytestmark = pytest.mark.contract
 
@@ -67,10 +68,8 @@ def test_the_models_share(model: Any) -> None:
 def test_exact(model: Any, name: str, mode: str, padded: bool) -> None:
     cache = cache_of(model, UNEQUAL[name])
     ids, mask = modes.batch(mode, padded)
-    with Recorder(model, cache) as recorder:
+    with exact(model, cache, replayed=not shares_without_a_cache(model)):
         modes.run(model, cache, mode, ids, mask, steps=8)
-    assert_evicted(recorder)
-    assert_exact(model, recorder, replayed=not shares_without_a_cache(model))
 
 
 @pytest.mark.parametrize("mode", ["greedy", "direct"])
@@ -88,10 +87,8 @@ def test_one_budget(model: Any, policy: str) -> None:
     """Every layer holds the same number: the model's own mask serves them all."""
     cache = cache_of(model, {"policy": policy})
     ids, mask = modes.batch("direct", padded=True)
-    with Recorder(model, cache) as recorder:
+    with exact(model, cache, replayed=not shares_without_a_cache(model)):
         modes.run(model, cache, "direct", ids, mask, steps=8)
-    assert_evicted(recorder)
-    assert_exact(model, recorder, replayed=not shares_without_a_cache(model))
 
 
 @pytest.mark.parametrize("newest", [1, 3])
@@ -141,7 +138,5 @@ def test_keys_attended_to_twice(settings: dict[str, Any], padded: bool) -> None:
     model = models.build("diffllama", "paged_eviction")
     cache = PagedEvictionCache(model.config, **{"budget": 24, "block_size": 4, **settings})
     ids, mask = modes.batch("direct", padded)
-    with Recorder(model, cache) as recorder:
+    with exact(model, cache, replayed=not shares_without_a_cache(model)):
         modes.run(model, cache, "direct", ids, mask, steps=8)
-    assert_evicted(recorder)
-    assert_exact(model, recorder, replayed=not shares_without_a_cache(model))

@@ -1,9 +1,14 @@
 """Runs in which something has to go, compared with the slow reference."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import pytest
 
 import models
 import modes
+from closeness import SHARE
 from hf_paged_eviction import PagedEvictionCache
 from reference import Recorder, assert_evicted, assert_exact
 
@@ -33,11 +38,20 @@ def binding(model: object, mode: str, **settings: object) -> PagedEvictionCache:
     return models.paged(model.config, **{**defaults, **settings})
 
 
+@contextmanager
+def exact(
+    model: Any, cache: PagedEvictionCache, *, poison: bool = False, share: float = SHARE, replayed: bool = False
+) -> Iterator[None]:
+    """What runs inside has to evict something, and every logit of it is the slow reference's."""
+    with Recorder(model, cache, poison=poison) as recorder:
+        yield
+    assert_evicted(recorder)
+    assert_exact(model, recorder, share, replayed=replayed)
+
+
 def check(family: str, attention: str, mode: str, padded: bool, **settings: object) -> None:
     model = models.shared(family, attention)
     cache = binding(model, mode, **settings)
     ids, mask = modes.batch(mode, padded)
-    with Recorder(model, cache, poison=True) as recorder:
+    with exact(model, cache, poison=True):
         modes.run(model, cache, mode, ids, mask)
-    assert_evicted(recorder)
-    assert_exact(model, recorder)
