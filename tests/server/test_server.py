@@ -302,13 +302,6 @@ def test_budget_of_a_request(served: Any) -> None:
     assert chat.choices[0].finish_reason == "length"
 
 
-def test_bias(served: Any) -> None:
-    _, tokenizer = embedded()
-    (token,) = tokenizer(" well", add_special_tokens=False)["input_ids"][:1]
-    biased = served.client.completions.create(**TEXT | {"logit_bias": {str(token): 100}, "max_tokens": 3})
-    assert biased.choices[0].text == tokenizer.decode([token] * 3)
-
-
 def test_several_prompts(served: Any) -> None:
     prompts = [prompt(0), prompt(1)]
     answer = served.client.completions.create(model="embedded", prompt=prompts, max_tokens=6, n=2)

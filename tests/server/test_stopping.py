@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from talking import MOST, manager, prompt, serving, steps
+from talking import MOST, prompt, serving, steps
 
 import driving
 from processes import Child, Commands, wait_for
@@ -119,20 +119,6 @@ def test_while_a_text_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         served.thread.join()
     assert set(left) == {0}
     assert texts == ["long"]
-
-
-def test_a_fault_of_a_whole_step_ends_the_server() -> None:
-    """Those that wait are told, and nobody is refused for ever."""
-    with serving() as served:
-
-        def broken() -> None:
-            raise RuntimeError("the device has gone")
-
-        manager()._generation_step = broken
-        got = served.http.post("/v1/completions", json=TEXT)
-        assert got.status_code >= 500 and got.json()["error"]["code"] in ("dead", "internal_error")
-        served.thread.join()
-        assert served.server.status == 1
 
 
 def test_the_process_ends_with_a_status(commands: Commands, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
