@@ -80,13 +80,3 @@ def test_far_turns_are_as_exact_as_near_ones(offset: int) -> None:
     expected = torch.tensor(turned_exactly(key.tolist(), offset))
     assert_close(turned, expected, share=4e-6)
     assert torch.equal(llama_rotary().rotate_by(key, torch.tensor(0)), key)
-
-
-def test_turning_twice_is_not_the_same() -> None:
-    """What the package does not do: each time what was turned is turned again, it is rounded again."""
-    rotary, key = llama_rotary(), torch.randn(64, 8, generator=torch.Generator().manual_seed(2)).bfloat16()
-    again = key
-    for _ in range(1000):
-        again = rotary.rotate_by(again, torch.tensor(16)).bfloat16()
-    once = rotary.rotate_by(key, torch.tensor(16_000))
-    assert (again.float() - once).norm() > 10 * (once.bfloat16().float() - once).norm()

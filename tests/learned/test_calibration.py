@@ -121,12 +121,6 @@ def test_the_curve_goes_through_a_rising_function() -> None:
     torch.testing.assert_close(bent[0, 0], torch.tensor([0.25, 1.0, 4.0, 8.41]), rtol=0.06, atol=0.06)
 
 
-def test_the_curve_is_straight_beyond_its_ends() -> None:
-    x, y = torch.tensor([[0.0, 1.0, 3.0]]), torch.tensor([[0.0, 2.0, 3.0]])
-    bent = bend(torch.tensor([[[-1.0, 0.5, 1.0, 2.0, 5.0]]]), x, y)
-    torch.testing.assert_close(bent[0, 0], torch.tensor([-2.0, 1.0, 2.0, 2.5, 4.0]))
-
-
 # ---- correlation ----------------------------------------------------------------------------------------------------
 
 
@@ -186,14 +180,6 @@ def test_a_process_with_the_later_heads_takes_their_scores() -> None:
     both = calibration.score(context.keys, context.values, context.positions, 3)
     one = calibration.score(context.keys[:, 1:], context.values[:, 1:], context.positions[:, 1:], 3, first_head=1)
     torch.testing.assert_close(one, both[:, 1:])
-
-
-def test_the_fast_line_is_the_product_with_the_features() -> None:
-    layer, context = a_layer(), a_context()
-    tokens = context.keys, context.values, context.positions
-    slow = features(*tokens, layer.mean_key, layer.mean_value) @ layer.weights[:, :, None]
-    fast = layer.line(*tokens)
-    torch.testing.assert_close(fast, slow[..., 0] + layer.offset[:, None], rtol=1e-5, atol=1e-5)
 
 
 # ---- file -----------------------------------------------------------------------------------------------------------

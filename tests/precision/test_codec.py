@@ -9,7 +9,6 @@ from hf_paged_eviction.precision.codec import (
     BITS,
     Codec,
     RowStatistics,
-    check_bits,
     mixing_matrix,
     pack,
     packed_width,
@@ -83,13 +82,6 @@ def test_without_bits_nothing_is_rounded() -> None:
     decoded = codec.decode(codec.encode(states), 5, states.dtype)
     assert torch.equal(decoded, states)
     assert decoded.data_ptr() != states.data_ptr()
-
-
-def test_what_users_give() -> None:
-    assert check_bits(None) == (None, None)
-    assert check_bits(4) == (4, 4)
-    assert check_bits((8, None)) == (8, None)
-    assert check_bits([8, 2]) == (8, 2)
 
 
 def test_sizes_are_those_of_real_tokens() -> None:
