@@ -41,17 +41,6 @@ def test_every_pair_is_met_by_fewer_cases() -> None:
     assert 20 <= len(chosen) <= 30 < len(whole) == 120
 
 
-def test_tests_do_not_stand_in_for_each_other() -> None:
-    one, other = cases("one", 2, 2, 2), cases("other", 2, 2, 2)
-    chosen = covering_cases([*one, *other])
-    assert len(chosen & set(one)) == len(chosen & set(other)) == 4
-
-
-def test_products_of_two_are_left_whole() -> None:
-    whole = [*cases("two", 6, 5), *cases("none")]
-    assert covering_cases(whole) == set(whole)
-
-
 def test_each_value_once() -> None:
     whole = cases("one", 5, 4, 2, marks="each_value_once")
     chosen = covering_cases(whole)
