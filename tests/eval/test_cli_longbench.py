@@ -8,7 +8,7 @@ from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.data.longbench import PRESETS, TASKS
 from hf_paged_eviction_eval.metrics import score_sample
 from invoking import run
-from longbench_files import longbench_record, write_longbench, write_longbench_v2, write_records
+from longbench_files import longbench_record, write_longbench
 from processes import meta_of, rows_of
 
 ALL21 = PRESETS["all21"]
@@ -47,28 +47,3 @@ def test_all_tasks_from_the_command_to_the_report(tmp_path: Path) -> None:
     assert all(task in scores for task in ALL21)
     run("report", str(output), "--output", str(tmp_path / "report"))
     assert list((tmp_path / "report").glob("report.md"))
-
-
-def test_by_length_and_version_two(model_folder: str, tmp_path: Path) -> None:
-    write_longbench(tmp_path / "data", ("trec_e", "lcc_e"), per_task=3)
-    write_longbench_v2(tmp_path / "data")
-    words = f"eval --model {model_folder} --device cpu --tasks trec_e,lcc_e,v2 --policies recency --budgets 20%,full"
-    run(*words.split(), "--data-dir", str(tmp_path / "data"), "--output", str(tmp_path / "out"), "--question-agnostic")
-    rows = rows_of(tmp_path / "out")
-    assert len(rows) == (3 + 3 + 4) * 2
-    assert {row["record_length"] for row in rows if row["task"] == "trec_e"} == {3100, 6200, 9300}
-
-
-def test_data_that_changed_is_asked_again(model_folder: str, tmp_path: Path) -> None:
-    """An answer counts by its prompt and by what it is compared with, not by its name."""
-    folder = write_longbench(tmp_path / "data", ("trec", "lcc"), per_task=2)
-    words = f"eval --model {model_folder} --device cpu --tasks trec,lcc --policies recency --budgets 20%,full"
-    command = [*words.split(), "--data-dir", str(folder), "--output", str(tmp_path / "out")]
-    run(*command)
-    before = rows_of(tmp_path / "out")
-    write_records(folder / "lcc.jsonl", [longbench_record("lcc", index) for index in (0, 2)])
-    run(*command)
-    assert len(before) == 8 and len(rows_of(tmp_path / "out")) == 10
-    write_records(folder / "lcc.jsonl", [longbench_record("lcc", index) | {"answers": ["other"]} for index in (0, 2)])
-    run(*command)
-    assert len(rows_of(tmp_path / "out")) == 14

@@ -34,15 +34,6 @@ def test_task_words_and_digits_are_single_tokens() -> None:
     assert len(TOKENIZER("48213", add_special_tokens=False)["input_ids"]) == 5
 
 
-def test_special_tokens() -> None:
-    batch = TOKENIZER(["one", "one two three four"], padding=True)
-    assert set(batch) == {"input_ids", "attention_mask"}
-    short = batch["input_ids"][0]
-    assert short[0] == TOKENIZER.pad_token_id
-    assert TOKENIZER.bos_token_id in short
-    assert len({TOKENIZER.pad_token_id, TOKENIZER.bos_token_id, TOKENIZER.eos_token_id}) == 3
-
-
 def test_the_chat_template_gives_the_form_it_was_trained_on() -> None:
     messages = [
         {"role": "system", "content": "Register maple = coral reef"},
@@ -100,13 +91,6 @@ def test_tova_keeps_what_its_newest_query_attends_to() -> None:
     for index, layer in cache.paged_layers:
         best = attended[index][0, :, -1].mean(0).topk(160).indices.tolist()
         assert len(set(best) & set(layer.positions[0, 0].tolist())) >= 0.98 * 160, f"layer {index}"
-
-
-def test_it_models_text() -> None:
-    text = held_out_texts()["textwrap"]
-    perplexity, bits = measure.perplexity(MODEL, TOKENIZER, {"textwrap": text})
-    assert perplexity < 60
-    assert bits < 2.5
 
 
 def test_answers_end_with_the_end_token() -> None:

@@ -44,43 +44,6 @@ def test_killed_again_and_again(
     assert not [*tmp_path.glob("*.partial"), *tmp_path.glob(".*.partial")]
 
 
-def test_a_full_disk(commands: Commands, words: list[str], expected: Path, tmp_path: Path) -> None:
-    command = [*words, "--output", str(tmp_path)]
-    status, output = commands.run(command, most_bytes=6 * 1024)
-    assert status == 2, output
-    assert "cannot write" in output and "the same command again to continue" in output and "Traceback" not in output
-    assert 0 < len(rows_of(tmp_path)) < ROWS
-    status, output = commands.run(command)
-    assert status == 0, output
-    assert rows_of(tmp_path) == rows_of(expected)
-
-
-def test_half_a_line_a_line_twice_and_a_damaged_one(
-    commands: Commands, words: list[str], expected: Path, tmp_path: Path
-) -> None:
-    command = [*words, "--output", str(tmp_path)]
-    shutil.copytree(expected, tmp_path, dirs_exist_ok=True)
-    (rows,) = tmp_path.glob("rows.*")
-    lines = rows.read_bytes().splitlines(keepends=True)
-    rows.write_bytes(b"".join([*lines[:14], lines[3], lines[7], *lines[16:20], lines[20][:50]]))
-    status, output = commands.run(command)
-    assert status == 0, output
-    assert {row["id"] for row in raw_rows(tmp_path)} == {row["id"] for row in raw_rows(expected)}
-    assert len(raw_rows(tmp_path)) == ROWS + 2
-
-    without_score = json.dumps(json.loads(lines[4]) | {"score": None}).encode()
-    for words_of_it, damage, reason in (
-        (command, lines[4][:30], "Expecting"),
-        (["report", str(tmp_path)], without_score, "score is None"),
-    ):
-        rows.write_bytes(b"".join([*lines[:4], damage + b"\n", *lines[5:]]))
-        status, output = commands.run(words_of_it)
-        assert status == 2 and f"{rows}, line 5 is damaged" in output and reason in output, output
-    rows.write_bytes(b"".join([*lines[:4], *lines[5:]]))  # what the message says
-    status, output = commands.run(command)
-    assert status == 0, output
-
-
 def test_the_file_of_a_run(commands: Commands, words: list[str], expected: Path, tmp_path: Path) -> None:
     """It continues the run, where nothing is done twice, or repeats a part of it elsewhere."""
     config, before = str(expected / "run.yaml"), {path: path.read_bytes() for path in expected.glob("rows.*")}
