@@ -13,20 +13,21 @@ import modes
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
+ANSWER: dict[str, Any] = {"do_sample": False, "pad_token_id": models.PAD, "max_new_tokens": 8}
+
+
+def first_turn(model: Any, cache: Any) -> tuple[Tensor, Tensor]:
+    """Two rows, of which the first ends early and is filled up with pads, and what is asked next."""
+    prompt, more = torch.stack(models.prompts([9, 9], seed=3)), torch.stack(models.prompts([5, 5], seed=9))
+    ones = torch.ones_like(prompt)
+    end = int(model.generate(prompt, attention_mask=ones, **ANSWER)[0, 11])
+    return model.generate(prompt, attention_mask=ones, **{CACHE_ARGUMENT: cache}, eos_token_id=end, **ANSWER), more
+
 
 def chat(model: Any, cache: Any) -> tuple[Tensor, list[list[int]]]:
-    """Two rows, of which the first ends early and is filled up with pads; the next turn's mask hides these.
-
-    Returns:
-        The text before the second answer, and both rows of that.
-    """
-    prompt, more = torch.stack(models.prompts([9, 9], seed=3)), torch.stack(models.prompts([5, 5], seed=9))
-    settings: dict[str, Any] = {"do_sample": False, "pad_token_id": models.PAD, "max_new_tokens": 8}
-    ones = torch.ones_like(prompt)
-    end = int(model.generate(prompt, attention_mask=ones, **settings)[0, 11])
-    sequences = model.generate(prompt, attention_mask=ones, **{CACHE_ARGUMENT: cache}, eos_token_id=end, **settings)
-    ids = torch.cat([sequences, more], dim=1)
-    output = model.generate(ids, attention_mask=(ids != models.PAD).long(), **{CACHE_ARGUMENT: cache}, **settings)
+    """The text before a second answer, whose mask hides the pads of the first, and both rows of that answer."""
+    ids = torch.cat(first_turn(model, cache), dim=1)
+    output = model.generate(ids, attention_mask=(ids != models.PAD).long(), **{CACHE_ARGUMENT: cache}, **ANSWER)
     return ids, output[:, ids.shape[1] :].tolist()
 
 
@@ -83,12 +84,8 @@ def test_what_is_hidden_stays_hidden() -> None:
 
 def test_follow_up_says_what_was_no_token() -> None:
     model = models.shared("llama")
-    prompt, more = torch.stack(models.prompts([9, 9], seed=3)), torch.stack(models.prompts([5, 5], seed=9))
-    settings: dict[str, Any] = {"do_sample": False, "pad_token_id": models.PAD, "max_new_tokens": 8}
-    ones = torch.ones_like(prompt)
-    end = int(model.generate(prompt, attention_mask=ones, **settings)[0, 11])
     cache = PagedEvictionCache(model.config, budget=256)
-    sequences = model.generate(prompt, attention_mask=ones, **{CACHE_ARGUMENT: cache}, eos_token_id=end, **settings)
+    sequences, more = first_turn(model, cache)
     # The last token of an answer has not been fed: it comes with the next turn.
     seen = cache.get_seq_length()
     new = torch.cat([sequences[:, seen:], more], dim=1)
@@ -96,11 +93,11 @@ def test_follow_up_says_what_was_no_token() -> None:
     inputs = cache.follow_up(new, mask)
     assert inputs["attention_mask"].tolist() == mask.tolist()
     assert cache.stats().evicted_tokens == int((mask[:, :seen] == 0).sum()) * len(cache.paged_layers)
-    answer = model.generate(**inputs, **{CACHE_ARGUMENT: cache}, **settings)[:, -8:]
+    answer = model.generate(**inputs, **{CACHE_ARGUMENT: cache}, **ANSWER)[:, -8:]
     for row in range(2):
         alone = torch.cat([sequences[row], more[row]])
         alone = alone[alone != models.PAD][None]
-        expected = model.generate(alone, attention_mask=torch.ones_like(alone), **settings)
+        expected = model.generate(alone, attention_mask=torch.ones_like(alone), **ANSWER)
         assert answer[row].tolist() == expected[0, -8:].tolist()
     with pytest.raises(ValueError, match="attention_mask the same"):
         cache.follow_up(new, mask[:, 1:])
