@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from processes import Commands, rows_of
+from scripts import load
 
 VOCABULARY = 600
 
@@ -97,6 +99,14 @@ def made_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("typer.testing._get_command", cache(typer.main.get_command))
         yield
+
+
+@pytest.fixture
+def generate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script that writes the generated parts of the docs."""
+    folder = Path(__file__).parents[2] / "docs" / "_generate"
+    monkeypatch.syspath_prepend(str(folder))
+    return load(folder / "__main__.py")
 
 
 @pytest.fixture

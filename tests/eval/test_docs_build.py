@@ -59,13 +59,6 @@ def test_the_check_of_links_notices(tmp_path: Path) -> None:
     ]
 
 
-@pytest.fixture
-def generate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script that writes the generated parts."""
-    monkeypatch.syspath_prepend(str(DOCS / "_generate"))
-    return load(DOCS / "_generate" / "__main__.py")
-
-
 @pytest.mark.usefixtures("drawn")
 def test_generated_parts_are_up_to_date(generate: ModuleType) -> None:
     stale = [path.name for path, before, after in generate.pages() if before != after]
@@ -94,25 +87,6 @@ def test_a_new_policy_appears_by_itself(generate: ModuleType, monkeypatch: pytes
     assert "The norm of the key." in section and "| Decides by | keys |" in section and "Not measured." in section
     assert "longest_key(weight: float = 1.0)" in section
     assert "[`longest_key`](policies.md#longest_key)" in policies.overview("")
-
-
-def test_docstrings_become_markdown(generate: ModuleType) -> None:
-    def example(size: int, *, _hidden: int = 0, names: list[str] = ()) -> None:  # type: ignore[assignment]
-        r"""One line.
-
-        .. math:: x^2
-
-        Args:
-            size: how many,
-                at least 1.
-
-        >>> example(3)  # doctest: +SKIP
-        """
-
-    text = generate.api_pages.docstring(example)
-    formula, arguments = "$$\nx^2\n$$", "**Args**\n\n- `size`: how many, at least 1."
-    assert text == f"One line.\n\n{formula}\n\n{arguments}\n\n```pycon\n>>> example(3)\n```"
-    assert "example(size: int, *, names: list[str] = ())" in generate.api_pages.signature(example, "example")
 
 
 def test_policies_and_allocators_of_the_package_have_a_formula() -> None:

@@ -8,17 +8,10 @@ import pytest
 from matplotlib.figure import Figure
 
 import legible
-from scripts import load
 
 DOCS = Path(__file__).parents[2] / "docs"
 IMAGES = sorted((DOCS / "images").glob("*.svg"))
 DRAWN = ("endless_text", "peers_speed", "quality")
-
-
-@pytest.fixture
-def generate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(DOCS / "_generate"))
-    return load(DOCS / "_generate" / "__main__.py")
 
 
 def test_texts_of_drawn_pictures(generate: ModuleType) -> None:
