@@ -8,7 +8,7 @@ from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.data.longbench import PRESETS, TASKS
 from hf_paged_eviction_eval.metrics import score_sample
 from invoking import run
-from longbench_files import longbench_record, write_longbench
+from longbench_files import longbench_record, write_longbench, write_records
 from processes import meta_of, rows_of
 
 ALL21 = PRESETS["all21"]
@@ -47,3 +47,18 @@ def test_all_tasks_from_the_command_to_the_report(tmp_path: Path) -> None:
     assert all(task in scores for task in ALL21)
     run("report", str(output), "--output", str(tmp_path / "report"))
     assert list((tmp_path / "report").glob("report.md"))
+
+
+def test_data_that_changed_is_asked_again(model_folder: str, tmp_path: Path) -> None:
+    """An answer counts by its prompt and by what it is compared with, not by its name."""
+    folder = write_longbench(tmp_path / "data", ("trec", "lcc"), per_task=2)
+    words = f"eval --model {model_folder} --device cpu --tasks trec,lcc --policies recency --budgets 20%,full"
+    command = [*words.split(), "--data-dir", str(folder), "--output", str(tmp_path / "out")]
+    run(*command)
+    before = rows_of(tmp_path / "out")
+    write_records(folder / "lcc.jsonl", [longbench_record("lcc", index) for index in (0, 2)])
+    run(*command)
+    assert len(before) == 8 and len(rows_of(tmp_path / "out")) == 10
+    write_records(folder / "lcc.jsonl", [longbench_record("lcc", index) | {"answers": ["other"]} for index in (0, 2)])
+    run(*command)
+    assert len(rows_of(tmp_path / "out")) == 14
