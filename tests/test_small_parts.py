@@ -1,4 +1,4 @@
-"""The parts that everything else stands on, each against a loop: ranks, pads, sizes."""
+"""The parts that everything else stands on, each against a loop: ranks, pads, sizes, slots."""
 
 import math
 from typing import Any
@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hf_paged_eviction.masks.padding import Padding
+from hf_paged_eviction.precision.codec import Codec
+from hf_paged_eviction.precision.few_bits import FewBits
 from hf_paged_eviction.ranking import DROP, best_tokens, best_within, rank_keys, without_noise
+from hf_paged_eviction.store.coders import Plain
+from hf_paged_eviction.store.columns import Columns, gather_slots, slot_index
+from hf_paged_eviction.store.store import Store
+from hf_paged_eviction.store.tensors import byte_count
 from hf_paged_eviction.table.budget import BlockBudget
 from reference import rank
 
@@ -323,3 +329,50 @@ def test_a_share_of_the_prompt(ratio: float, prompt: int, tokens: int) -> None:
     resolved = sizes.resolve(prompt)
     assert resolved == BlockBudget(tokens, 4, 4, 4)
     assert resolved.resolve(1000) is resolved
+
+
+# ---- slots --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sets", [1, 2])
+def test_slots_are_gathered_by_set(sets: int) -> None:
+    states = torch.arange(2 * 2 * 5 * 3.0).view(2, 2, 5, 3)
+    slots = torch.tensor([[[4, 0], [1, 1]], [[2, 3], [0, 4]]])[:, :sets]
+    gathered = gather_slots(states, slots)
+    assert gathered.shape == (2, 2, 2, 3)
+    for row in range(2):
+        for head in range(2):
+            for at in range(2):
+                assert torch.equal(gathered[row, head, at], states[row, head, slots[row, head % sets, at]])
+    index = slot_index(slots, states)
+    assert index.shape == gathered.shape
+    assert index.data_ptr() == slots.data_ptr(), "no copy"
+
+
+def test_storage_is_like_the_states() -> None:
+    like = torch.zeros(2, 3, 1, 5, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        storage = Columns().make((2, 3, 7, 5), like.dtype, like.device)
+    assert (storage.shape, storage.dtype, storage.device) == ((2, 3, 7, 5), torch.bfloat16, like.device)
+    assert not storage.is_inference(), "it may be written to outside"
+    assert byte_count(storage, None, storage) == 2 * 2 * 3 * 7 * 5 * 2
+    assert byte_count(None) == 0
+    assert Columns().make((2, 3), like.dtype, torch.device("meta")).device.type == "meta"
+
+
+@pytest.mark.parametrize("coder", [Plain(), FewBits((Codec(4), Codec(4)), 2, 0)], ids=["plain", "few_bits"])
+def test_which_storage_serves_again(coder: Any) -> None:
+    states = torch.zeros(2, 3, 4, 6)
+
+    def serves(other: torch.Tensor, slots: int, most: int) -> bool:
+        store = Store(coder)
+        store.start(states, states, 7, 7)
+        before = store.tensors
+        store.start(other, other, slots, most)
+        return all(one is another for one, another in zip(before, store.tensors, strict=True))
+
+    assert all(serves(states, slots, most) for slots, most in [(7, 7), (1, 7), (7, 9), (0, 100)])
+    assert serves(states[:, :, :1], 7, 7), "however many tokens come"
+    assert not any(serves(states, slots, most) for slots, most in [(8, 9), (1, 6)])
+    others = [states[:1], states[:, :2], states[..., :4], states.half(), states.to("meta")]
+    assert not any(serves(other, 7, 7) for other in others)

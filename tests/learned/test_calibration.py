@@ -121,6 +121,12 @@ def test_the_curve_goes_through_a_rising_function() -> None:
     torch.testing.assert_close(bent[0, 0], torch.tensor([0.25, 1.0, 4.0, 8.41]), rtol=0.06, atol=0.06)
 
 
+def test_the_curve_is_straight_beyond_its_ends() -> None:
+    x, y = torch.tensor([[0.0, 1.0, 3.0]]), torch.tensor([[0.0, 2.0, 3.0]])
+    bent = bend(torch.tensor([[[-1.0, 0.5, 1.0, 2.0, 5.0]]]), x, y)
+    torch.testing.assert_close(bent[0, 0], torch.tensor([-2.0, 1.0, 2.0, 2.5, 4.0]))
+
+
 # ---- correlation ----------------------------------------------------------------------------------------------------
 
 
