@@ -53,7 +53,7 @@ from .policies.scorer import Scorer
 from .precision.base import Codecs, Precision
 from .precision.codec import BITS, LEVELS, Codec, Codes, check_bits
 from .preparing.fitting import HELD_OUT, text_facts, using
-from .preparing.future import DISTANCE, Window, overheard
+from .preparing.future import DISTANCE, overheard
 from .preparing.passages import documentation  # what is read to fit something
 from .queries.arguments import HARMLESS  # arguments that may be left out
 from .queries.attention import (  # the attention implementation that shows queries
@@ -147,7 +147,6 @@ __all__ = [
     "Step",
     "Tensors",
     "Uniform",
-    "Window",
     "best_within",
     "bounds_of",
     "cache_argument",

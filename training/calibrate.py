@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_paged_eviction.learned.calibration import Calibration, save_calibration
 from hf_paged_eviction.preparing.fitting import fit
-from hf_paged_eviction.preparing.future import Window
 from hf_paged_eviction_eval.embedded import calibration_path, path
 
 from .corpus import Corpus
@@ -22,12 +22,12 @@ _QUESTIONS, _TEXTS = 48, 24
 _SEED = 1000
 
 
-def windows(tokenizer: Any, seed: int = _SEED, questions: int = _QUESTIONS, texts: int = _TEXTS) -> list[Window]:
+def windows(tokenizer: Any, seed: int = _SEED, questions: int = _QUESTIONS, texts: int = _TEXTS) -> list[Tensor]:
     """Windows like those of the training, of another seed: facts in filler with questions, and real text."""
     corpus = Corpus(tokenizer, seed)
     ids = [corpus.questions(_LENGTH, _LOAD).ids[:_LENGTH] for _ in range(questions)]
     ids += [corpus.text(_LENGTH).ids for _ in range(texts)]
-    return [Window(torch.tensor([each])) for each in ids]
+    return [torch.tensor([each]) for each in ids]
 
 
 def calibrate(model: Any, tokenizer: Any, seed: int = _SEED) -> Calibration:

@@ -23,7 +23,7 @@ from ..learned.score import SCALARS, LayerScore, bend, features, unit
 from ..learned.shares import HeadShares
 from ..queries.attention import PAGED_EVICTION
 from ..version import __version__
-from .future import DISTANCE, Seen, Window, watch
+from .future import DISTANCE, Seen, usable, watch
 
 #: One of this many windows is held out for the check.
 HELD_OUT = 4
@@ -43,7 +43,7 @@ _LEAST = 4
 
 
 def fit(
-    model: Any, windows: Sequence[Window], progress: Callable[[float], object] = lambda tokens: None
+    model: Any, windows: Sequence[Tensor], progress: Callable[[float], object] = lambda tokens: None
 ) -> Calibration:
     """Fit a score to the attention of a model in some windows of text, and shares of heads to the scores.
 
@@ -53,7 +53,8 @@ def fit(
 
     Args:
         model: a decoder, in evaluation mode.
-        windows: any text, some hundred tokens each or more; a few thousand tokens in all are enough.
+        windows: `[rows, tokens]` int64 each: any text, some hundred tokens or more; a few thousand tokens in all are
+            enough.
         progress: called after each layer of a forward with the number of tokens that it read, divided by the number of
             layers.
 
@@ -73,10 +74,10 @@ def fit(
         for number, window in enumerate(windows):
             part = held_out if number % HELD_OUT == 1 else train
 
-            def note(seen: Seen, part: dict[int, list[Seen]] = part, tokens: int = window.count) -> None:
+            def note(seen: Seen, part: dict[int, list[Seen]] = part, tokens: int = window.numel()) -> None:
                 rotary = rotaries.get(seen.layer_idx)
                 keys = seen.keys if rotary is None else rotary.unrotate(seen.keys, seen.positions)
-                if seen.usable.any():
+                if keys.shape[2] > DISTANCE:
                     part.setdefault(seen.layer_idx, []).append(replace(seen, keys=keys))
                 progress(tokens / len(paged))
 
@@ -107,14 +108,14 @@ def using(model: Any, implementation: str) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def text_facts(windows: Sequence[Window]) -> dict[str, str]:
+def text_facts(windows: Sequence[Tensor]) -> dict[str, str]:
     """What a fitted file tells of the text that was read, and the version of this package."""
     digest = hashlib.sha256()
     for window in windows:
-        digest.update(window.tokens.cpu().numpy().tobytes())
+        digest.update(window.cpu().numpy().tobytes())
     return {
         "hf_paged_eviction": __version__,
-        "tokens": str(sum(window.count for window in windows)),
+        "tokens": str(sum(window.numel() for window in windows)),
         "windows": str(len(windows)),
         "digest": f"sha256:{digest.hexdigest()}",
     }
@@ -126,21 +127,21 @@ def _fit_layer(train: Sequence[Seen], held_out: Sequence[Seen]) -> tuple[LayerSc
     mean_key, mean_value = _means(train[:_MEAN_WINDOWS])
 
     def samples(seen: Seen, dtype: torch.dtype) -> Tensor:
-        return seen.select(features(seen.keys.to(dtype), seen.values.to(dtype), seen.positions, mean_key, mean_value))
+        return usable(features(seen.keys.to(dtype), seen.values.to(dtype), seen.positions, mean_key, mean_value))
 
     penalty = [_SCALAR_PENALTY] * len(SCALARS) + [_DIRECTION_PENALTY] * mean_key.shape[1]
-    portions = ((samples(seen, torch.float32), seen.select(seen.future)) for seen in train)
+    portions = ((samples(seen, torch.float32), usable(seen.future)) for seen in train)
     line = least_squares(portions, torch.tensor(penalty, device="cpu"))
     scores = [line(samples(seen, torch.float64)).cpu() for seen in train]
-    targets = [seen.select(seen.future).cpu() for seen in train]
+    targets = [usable(seen.future).cpu() for seen in train]
     curves = zip(*map(fit_curve, torch.cat(scores, dim=1), torch.cat(targets, dim=1)), strict=True)
     parts = dict(zip(("x", "y"), map(torch.stack, curves), strict=True))
     parts |= {"mean_key": mean_key, "mean_value": mean_value, "weights": line.weights, "offset": line.offset}
     layer = LayerScore.of({name: part.float().cpu() for name, part in parts.items()})
     correlations = [
-        spearman(line(samples(seen, torch.float64)), seen.select(seen.future)).cpu()
+        spearman(line(samples(seen, torch.float64)), usable(seen.future)).cpu()
         for seen in held_out
-        if seen.usable.sum() > 1
+        if usable(seen.future).shape[1] > 1
     ]
     mean = torch.stack(correlations).mean(0).tolist() if correlations else []
     return layer, [bend(part.float()[None], layer.x, layer.y)[0] for part in scores], [round(one, 4) for one in mean]
@@ -148,9 +149,10 @@ def _fit_layer(train: Sequence[Seen], held_out: Sequence[Seen]) -> tuple[LayerSc
 
 def _means(windows: Sequence[Seen]) -> tuple[Tensor, Tensor]:
     """The mean key and the mean value of a layer, see `LayerScore`."""
-    keys = sum(seen.select(unit(seen.keys.double())).sum(1) for seen in windows)
-    values = sum(seen.select(seen.values.double()).sum(1) for seen in windows)
-    return unit(torch.as_tensor(keys)), torch.as_tensor(values) / sum(int(seen.usable.sum()) for seen in windows)
+    keys = sum(usable(unit(seen.keys.double())).sum(1) for seen in windows)
+    values = sum(usable(seen.values.double()).sum(1) for seen in windows)
+    count = sum(usable(seen.future).shape[1] for seen in windows)
+    return unit(torch.as_tensor(keys)), torch.as_tensor(values) / count
 
 
 def fit_curve(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,33 +19,14 @@ DISTANCE = 64
 
 
 @dataclass(frozen=True)
-class Window:
-    """A batch of texts.
-
-    Attributes:
-        tokens: `[rows, length]` int64.
-        mask: `[rows, length]`, 0 for pads on the left; None = no pads.
-    """
-
-    tokens: Tensor
-    mask: Tensor | None = None
-
-    @property
-    def count(self) -> int:
-        """Number of real tokens."""
-        return self.tokens.numel() if self.mask is None else int(self.mask.sum())
-
-
-@dataclass(frozen=True)
 class Seen:
     """One layer after a window.
 
     Attributes:
         layer_idx: index in the model.
-        keys, values: `[batch, kv_heads, tokens, dim]`, as cached.
-        positions: `[batch, kv_heads, tokens]`, -1 for a pad.
-        future: `[batch, kv_heads, tokens]` float32, see `future_attention`.
-        usable: `[batch, tokens]` bool, real tokens that some query saw from at least `DISTANCE` tokens later.
+        keys, values: `[rows, kv_heads, tokens, dim]`, as cached.
+        positions: `[rows, kv_heads, tokens]`.
+        future: `[rows, kv_heads, tokens]` float32, see `future_attention`.
     """
 
     layer_idx: int
@@ -53,11 +34,12 @@ class Seen:
     values: Tensor
     positions: Tensor
     future: Tensor
-    usable: Tensor
 
-    def select(self, values: Tensor) -> Tensor:
-        """The usable tokens: `[batch, kv_heads, tokens, ...]` -> `[kv_heads, n, ...]`."""
-        return values.transpose(0, 1)[:, self.usable]
+
+def usable(values: Tensor) -> Tensor:
+    """The tokens that some query saw from at least `DISTANCE` tokens later: `[rows, kv_heads, tokens, ...]` ->
+    `[kv_heads, n, ...]`."""
+    return values.transpose(0, 1)[:, :, :-DISTANCE].flatten(1, 2).contiguous()
 
 
 #: Called with the index of a layer, the queries of a forward, and all keys and values of the layer.
@@ -72,11 +54,11 @@ def future_attention(queries: Queries, key_positions: Tensor, query_positions: T
     queries are left out, because a cache does not evict the newest tokens.
 
     Args:
-        key_positions: `[batch, kv_heads, tokens]`.
-        query_positions: `[batch, q]`, -1 for a pad.
+        key_positions: `[rows, kv_heads, tokens]`.
+        query_positions: `[rows, q]`.
 
     Returns:
-        `[batch, kv_heads, tokens]` float32.
+        `[rows, kv_heads, tokens]` float32.
     """
 
     def observe(statistics: Statistics, attention: Attention) -> Statistics:
@@ -112,18 +94,17 @@ def overheard(model: Any, hear: Hear, layers: Iterable[int] | None = None) -> Ho
 
 
 @torch.no_grad()
-def watch(model: Any, window: Window, visit: Callable[[Seen], object]) -> None:
+def watch(model: Any, window: Tensor, visit: Callable[[Seen], object]) -> None:
     """Let the model read a window, and call `visit` for each layer.
 
     Args:
         model: model with the attention implementation "paged_eviction".
+        window: `[rows, tokens]` int64.
     """
-    real = torch.ones_like(window.tokens) if window.mask is None else window.mask
-    places = (real.cumsum(-1) - 1).masked_fill(real == 0, -1)
-    usable = (places >= 0) & (places <= places.amax(-1, keepdim=True) - DISTANCE)
+    places = torch.arange(window.shape[1], device=window.device).expand(len(window), -1)
 
     def hear(index: int, queries: Queries, keys: Tensor, values: Tensor) -> None:
         positions = places[:, None].expand(-1, keys.shape[1], -1)
-        visit(Seen(index, keys, values, positions, future_attention(queries, positions, places), usable))
+        visit(Seen(index, keys, values, positions, future_attention(queries, positions, places)))
 
-    feed(model, window.tokens, window.mask, overheard(model, hear))
+    feed(model, window, None, overheard(model, hear))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from filelock import FileLock
+from torch import Tensor
 
 from ..integration.kept_state import aside
 from ..integration.models import is_latent_attention, paged_layers, why_not_ours
@@ -27,7 +28,6 @@ from .candidates import BITS
 from .difference import NoDifferenceError
 from .effort import NORMAL, QUICK, THOROUGH, Effort
 from .fitting import fit
-from .future import Window
 from .passages import Passage, documentation, one_row, passages
 from .profile import Profile
 from .progress import Progress, of_passage, of_reading, of_window
@@ -288,10 +288,10 @@ def _save(calibration: Calibration, part: Path, path: Path) -> None:
     os.replace(part, path)
 
 
-def _windows(tokenizer: Any, text: str, count: int, device: Any) -> tuple[list[Window], str]:
+def _windows(tokenizer: Any, text: str, count: int, device: Any) -> tuple[list[Tensor], str]:
     """Windows from all over the first part of a text, and the text behind it."""
     half = len(text) // 2
     ids = tokenizer(text[:half], add_special_tokens=False, verbose=False)["input_ids"]
     step = max((len(ids) - _WINDOW) // max(count - 1, 1), _WINDOW)
     parts = [ids[at : at + _WINDOW] for at in range(0, len(ids) - _WINDOW + 1, step)][:count]
-    return [Window(one_row(part).to(device)) for part in parts], text[half:]
+    return [one_row(part).to(device) for part in parts], text[half:]

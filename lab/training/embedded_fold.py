@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_paged_eviction.preparing.future import Window
 from hf_paged_eviction_eval.embedded import path
 from hf_paged_eviction_lab.fold import save_kernels
 from hf_paged_eviction_lab.fold.fit import Plan, fit_kernels
@@ -22,13 +22,13 @@ _SEED = 2000
 PLAN = Plan("keydiff", (64, 128))
 
 
-def windows(tokenizer: Any, seed: int = _SEED, questions: int = _QUESTIONS, texts: int = _TEXTS) -> list[Window]:
+def windows(tokenizer: Any, seed: int = _SEED, questions: int = _QUESTIONS, texts: int = _TEXTS) -> list[Tensor]:
     """Windows like those of the training, of another seed: facts in filler with questions, and real text."""
     corpus = Corpus(tokenizer, seed)
     lengths = [_LENGTHS[at % len(_LENGTHS)] for at in range(questions + texts)]
     ids = [corpus.questions(length, _LOAD).ids[:length] for length in lengths[:questions]]
     ids += [corpus.text(length).ids for length in lengths[questions:]]
-    return [Window(torch.tensor([row])) for row in ids]
+    return [torch.tensor([row]) for row in ids]
 
 
 def main() -> None:

@@ -16,7 +16,6 @@ from hf_paged_eviction.integration.heads import LocalHeads
 from hf_paged_eviction.learned.calibration import FILE_NAME, find_file, load_calibration
 from hf_paged_eviction.masks.of_attention import additive
 from hf_paged_eviction.preparing.fitting import fit
-from hf_paged_eviction.preparing.future import Window
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction.recipes.probe import compress_by_probe
 from policy_inputs import text
@@ -235,7 +234,7 @@ def test_files_that_are_no_calibration(
 
 def test_latents_cannot_be_calibrated() -> None:
     with pytest.raises(ValueError, match="latents instead"):
-        fit(models.shared("deepseek_v3"), [Window(torch.zeros(1, 300, dtype=torch.int64))] * 2)
+        fit(models.shared("deepseek_v3"), [torch.zeros(1, 300, dtype=torch.int64)] * 2)
 
 
 def test_a_probe_without_a_mask_is_one_with_all_tokens() -> None:

@@ -24,7 +24,7 @@ from hf_paged_eviction.learned.moments import least_squares
 from hf_paged_eviction.learned.score import SCALARS, LayerScore, bend, features, unit
 from hf_paged_eviction.policies.fitted.self_calibrated import SelfCalibrated
 from hf_paged_eviction.preparing.fitting import HELD_OUT, fit, fit_curve, spearman
-from hf_paged_eviction.preparing.future import Seen, Window, watch
+from hf_paged_eviction.preparing.future import Seen, usable, watch
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.tasks import make_samples
 from training import corpus
@@ -257,7 +257,7 @@ def test_other_shapes_are_refused() -> None:
 
 
 @cache
-def all_windows() -> list[Window]:
+def all_windows() -> list[Tensor]:
     """Nine windows with questions, five of text, of some of the library: all of it would take seconds to encode."""
     texts = corpus.training_texts()[::6]
     with pytest.MonkeyPatch.context() as patch:
@@ -266,52 +266,35 @@ def all_windows() -> list[Window]:
 
 
 @cache
-def some_windows() -> tuple[Window, ...]:
+def some_windows() -> tuple[Tensor, ...]:
     """Five windows with questions, three of text, 512 tokens each."""
     windows = all_windows()
-    return tuple(Window(window.tokens[:, -512:]) for window in (*windows[:5], *windows[9:12]))
+    return tuple(window[:, -512:] for window in (*windows[:5], *windows[9:12]))
 
 
-def visits(tokens: Tensor, mask: Tensor | None) -> list[Seen]:
+def visits(window: Tensor) -> list[Seen]:
     layers: list[Seen] = []
-    watch(embedded_model()[0], Window(tokens, mask), layers.append)
+    watch(embedded_model()[0], window, layers.append)
     return layers
 
 
 def test_future_attention_is_that_of_eager_attention() -> None:
-    tokens = some_windows()[0].tokens
+    tokens = some_windows()[0]
     model, _ = embedded.load(attn_implementation="eager")
     with torch.inference_mode():
         weights = model(input_ids=tokens, output_attentions=True).attentions
     late = torch.arange(512)[:, None] - torch.arange(512) >= 64
-    for seen in visits(tokens, None):
+    for seen in visits(tokens):
         paid = weights[seen.layer_idx].unflatten(1, (2, 2)).mean(2) * late
         torch.testing.assert_close(seen.future, paid.amax(2), rtol=1e-3, atol=1e-5)
-        assert seen.usable.tolist() == [[place <= 511 - 64 for place in range(512)]]
-
-
-def test_pads_are_not_counted() -> None:
-    tokens = some_windows()[0].tokens[:, -300:]
-    padded = torch.cat([torch.full((1, 40), 5), tokens], dim=1)
-    mask = torch.cat([torch.zeros(1, 40, dtype=torch.int64), torch.ones_like(tokens)], dim=1)
-    for alone, seen in zip(visits(tokens, None), visits(padded, mask), strict=True):
-        assert not seen.usable[:, :40].any()
-        assert torch.equal(seen.usable[:, 40:], alone.usable)
-        torch.testing.assert_close(seen.future[..., 40:], alone.future, rtol=1e-3, atol=1e-5)
+        assert torch.equal(usable(seen.positions), torch.arange(512 - 64).expand(2, -1))
 
 
 def test_the_fit_does_not_depend_on_how_windows_are_put_together() -> None:
-    """Pads included: windows of different lengths in one batch are those windows alone."""
-    windows = [Window(window.tokens[:, -size:]) for window, size in zip(some_windows(), (300, 512) * 4, strict=True)]
+    windows = some_windows()
     train, check = ([one for at, one in enumerate(windows) if (at % HELD_OUT == 1) is out] for out in (False, True))
-    rows = [torch.nn.functional.pad(window.tokens, (512 - window.tokens.shape[1], 0), value=9) for window in train]
-    real = [
-        torch.nn.functional.pad(torch.ones_like(window.tokens), (512 - window.tokens.shape[1], 0)) for window in train
-    ]
-    together = Window(torch.cat(rows), torch.cat(real))
-    model = embedded_model()[0]
-    one_by_one, batched = fit(model, windows), fit(model, [together, *check[:1]])
-    assert together.count == sum(window.count for window in train)
+    one_by_one, batched = (fit(embedded_model()[0], parts) for parts in (windows, [torch.cat(train), check[0]]))
+    assert batched.facts["tokens"] == str(512 * (len(train) + 1))
     for index, layer in one_by_one.layers.items():
         other = batched.layers[index]
         torch.testing.assert_close(layer.mean_key, other.mean_key, rtol=1e-4, atol=1e-5)
@@ -326,11 +309,11 @@ def test_held_out_correlation_beats_every_single_feature() -> None:
     fitted = json.loads(calibration.facts["held_out_spearman"])
     alone: dict[int, list[Tensor]] = {}
     for window in windows[1::HELD_OUT]:
-        for seen in visits(window.tokens, None):
+        for seen in visits(window):
             layer, rotary = calibration.layers[seen.layer_idx], rotaries[seen.layer_idx]
             keys = rotary.unrotate(seen.keys, seen.positions)
-            samples = seen.select(features(keys, seen.values, seen.positions, layer.mean_key, layer.mean_value))
-            numbers = [spearman(samples[..., at], seen.select(seen.future)) for at in range(len(SCALARS))]
+            samples = usable(features(keys, seen.values, seen.positions, layer.mean_key, layer.mean_value))
+            numbers = [spearman(samples[..., at], usable(seen.future)) for at in range(len(SCALARS))]
             alone.setdefault(seen.layer_idx, []).append(torch.stack(numbers))
     assert {*map(int, fitted)} == {*alone} == {*calibration.layers}
     for index, correlations in alone.items():
@@ -346,7 +329,7 @@ def test_the_model_is_left_as_it_was() -> None:
 def test_too_little_text_is_refused() -> None:
     with pytest.raises(ValueError, match="2 windows"):
         fit(embedded_model()[0], some_windows()[:1])
-    short = [Window(torch.ones(1, 20, dtype=torch.int64))] * 2
+    short = [torch.ones(1, 20, dtype=torch.int64)] * 2
     with pytest.raises(ValueError, match="nothing to calibrate"):
         fit(embedded_model()[0], short)
     with_short = [*some_windows()[:3], short[0]]
@@ -403,7 +386,7 @@ def answers(model: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 def test_a_row_of_a_padded_batch_is_the_row_alone() -> None:
     model, _ = embedded.load(torch.float64, "paged_eviction")
-    tokens = some_windows()[0].tokens
+    tokens = some_windows()[0]
     short, long = tokens[:, -230:], tokens[:, -300:]
     ids = torch.cat([torch.cat([torch.full((1, 70), 5), short], dim=1), long])
     mask = torch.ones_like(ids)
@@ -416,7 +399,7 @@ def test_a_row_of_a_padded_batch_is_the_row_alone() -> None:
 
 
 def test_decoding_and_short_forwards_change_no_weight() -> None:
-    tokens, model = some_windows()[0].tokens[:, :360], embedded_model()[0]
+    tokens, model = some_windows()[0][:, :360], embedded_model()[0]
     cache = PagedEvictionCache(model.config, budget=96, policy="self_calibrated")
     with torch.inference_mode():
         model(input_ids=tokens[:, :300], **{CACHE_ARGUMENT: cache})
@@ -432,7 +415,7 @@ def test_decoding_and_short_forwards_change_no_weight() -> None:
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 def test_small_chunks_add_up(padded: bool) -> None:
     """A text in chunks of 64 is fitted at once, and again when it has doubled."""
-    tokens, model = some_windows()[0].tokens[:1, :330], embedded_model()[0]
+    tokens, model = some_windows()[0][:1, :330], embedded_model()[0]
     pads = 10 if padded else 0
     ids = torch.nn.functional.pad(tokens, (pads, 0))
     mask = torch.nn.functional.pad(torch.ones_like(tokens), (pads, 0))
@@ -459,7 +442,7 @@ def test_small_chunks_add_up(padded: bool) -> None:
 def test_a_budget_that_overflows_early_is_served_by_what_is_known() -> None:
     """Long before `least_tokens` have come."""
     model, held = embedded_model()[0], []
-    tokens = some_windows()[0].tokens[:1, :64]
+    tokens = some_windows()[0][:1, :64]
     for policy in ("self_calibrated(distance=8, least_tokens=1000)", "recency"):
         cache = PagedEvictionCache(model.config, budget=32, block_size=4, policy=policy, sink_tokens=4)
         with torch.inference_mode():

@@ -21,7 +21,7 @@ from hf_paged_eviction.learned.calibration import Calibration, fingerprint, load
 from hf_paged_eviction.learned.score import unit
 from hf_paged_eviction.policies.attention.window_attention import WindowAttention
 from hf_paged_eviction.preparing.fitting import fit, using
-from hf_paged_eviction.preparing.future import Window, watch
+from hf_paged_eviction.preparing.future import watch
 
 HEADS, WIDTH, COLUMNS, STEPS = 2, 8, 60, 9
 LENGTHS = [57, 34]
@@ -127,8 +127,8 @@ def test_scores_are_those_of_keys_turned_back(
     assert caches[0].stats().evicted_tokens > 0
 
 
-def windows() -> list[Window]:
-    return [Window(ids[None]) for ids in models.prompts([160] * 4)]
+def windows() -> list[Tensor]:
+    return [ids[None] for ids in models.prompts([160] * 4)]
 
 
 def test_it_is_fitted_to_keys_turned_back(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_it_is_fitted_to_keys_turned_back(tmp_path: Path) -> None:
     keys = []
     for window in (windows()[index] for index in (0, 2, 3)):  # the second is for checking
         cache = DynamicCache(config=model.config)
-        model(window.tokens, **{CACHE_ARGUMENT: cache})
+        model(window, **{CACHE_ARGUMENT: cache})
         keys.append(unit(turned_back(cache.layers[0].keys, WIDTH))[0, :, :-64])
     torch.testing.assert_close(fitted.layers[0].mean_key, unit(torch.cat(keys, dim=1).mean(1)))
     save_calibration(fitted, tmp_path / "c.safetensors")

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
-from hf_paged_eviction.internals import DISTANCE, Window, documentation
+from hf_paged_eviction.internals import DISTANCE, documentation
 from hf_paged_eviction_eval.console import say, token_bar
 from hf_paged_eviction_eval.data.texts import read_texts
 from hf_paged_eviction_eval.errors import UserError
@@ -27,7 +28,7 @@ SHORTEST = 4 * DISTANCE
 def run_fit(
     options: Any,
     what: str,
-    fit: Callable[[Any, Any, list[Window], Progress], Any],
+    fit: Callable[[Any, Any, list[Tensor], Progress], Any],
     save: Callable[[Any, Path], None],
     usage: str,
 ) -> Any:
@@ -52,7 +53,7 @@ def run_fit(
     texts = [text.content for text in read_texts(list(map(str, files)))] if files else [documentation()]
     windows = cut(tokenizer, texts, length, options.tokens)
     model = models.load_model(settings)
-    windows = [Window(window.tokens.to(input_device(model))) for window in windows]
+    windows = [window.to(input_device(model)) for window in windows]
     try:
         with token_bar(notes, "steps") as bar:
             task = bar.add_task("fitting", total=1)
@@ -63,12 +64,12 @@ def run_fit(
     for name, value in fitted.facts.items():
         if value.startswith("{"):
             say(Console(), f"{name}: {value}")
-    read = sum(window.count for window in windows)
+    read = sum(window.numel() for window in windows)
     say(notes, f"{read} tokens in {len(windows)} windows; written to {options.output}: {usage}")
     return fitted
 
 
-def cut(tokenizer: Any, texts: Iterable[str], length: int, tokens: int) -> list[Window]:
+def cut(tokenizer: Any, texts: Iterable[str], length: int, tokens: int) -> list[Tensor]:
     """Windows of texts, one after the other, each with what the tokenizer puts before a text.
 
     Reads no more texts than it takes. What is left of a text at its end is a window of its own, if it is long enough.
@@ -81,14 +82,14 @@ def cut(tokenizer: Any, texts: Iterable[str], length: int, tokens: int) -> list[
     step = length - len(start)
     if step < SHORTEST:
         raise UserError(f"a window of {length} tokens is too short to fit to: at least {SHORTEST + len(start)}")
-    windows: list[Window] = []
+    windows: list[Tensor] = []
     left = tokens
     for text in texts:
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         for place in range(0, len(ids), step):
             part = ids[place : place + min(step, left)]
             if len(part) >= SHORTEST:
-                windows.append(Window(torch.tensor([start + part])))
+                windows.append(torch.tensor([start + part]))
                 left -= len(part)
         if left < SHORTEST:
             break

@@ -12,7 +12,6 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.internals import (
     HELD_OUT,
     PAGED_EVICTION,
-    Window,
     is_latent_attention,
     join,
     map_tensors,
@@ -59,7 +58,7 @@ class Plan:
         return PagedEvictionCache(config, budget, self.block_size, self.policy, self.heads)  # type: ignore[arg-type]
 
 
-def fit_kernels(model: Any, windows: Sequence[Window], plan: Plan, progress: Progress = no_progress) -> Kernels:
+def fit_kernels(model: Any, windows: Sequence[Tensor], plan: Plan, progress: Progress = no_progress) -> Kernels:
     """Fit the maps of the layers that evict, one after the other. What comes of one does not depend on the others.
 
     The model reads each window with its full cache; nothing of it is changed. What the policy would have let go is
@@ -88,7 +87,7 @@ def fit_kernels(model: Any, windows: Sequence[Window], plan: Plan, progress: Pro
         taught: list[dict[int, Lesson]] = []
         with using(model, PAGED_EVICTION):
             for turn, window in enumerate(windows):
-                taught.append(lessons(model, window.tokens, plan.cache(model.config, turn), turn, group))
+                taught.append(lessons(model, window, plan.cache(model.config, turn), turn, group))
                 done += 1
                 progress(done, steps)
         for index in group:

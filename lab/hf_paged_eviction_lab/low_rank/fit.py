@@ -18,7 +18,6 @@ from torch import Tensor
 from hf_paged_eviction.internals import (
     PAGED_EVICTION,
     Queries,
-    Window,
     feed,
     is_latent_attention,
     map_tensors,
@@ -55,7 +54,7 @@ class Sums:
     query_squares: Tensor
 
 
-def fit_basis(model: Any, windows: Sequence[Window], progress: Progress = no_progress) -> Basis:
+def fit_basis(model: Any, windows: Sequence[Tensor], progress: Progress = no_progress) -> Basis:
     """The basis of some windows of text. The model is left as it was found.
 
     Its attention implementation is "paged_eviction" meanwhile. The fact "variance" tells by layer which share of the
@@ -77,35 +76,35 @@ def fit_basis(model: Any, windows: Sequence[Window], progress: Progress = no_pro
     return Basis(layers, model_fingerprint(model), facts)
 
 
-def sum_products(model: Any, windows: Sequence[Window], progress: Progress = no_progress) -> Mapping[int, Sums]:
+def sum_products(model: Any, windows: Sequence[Tensor], progress: Progress = no_progress) -> Mapping[int, Sums]:
     """What the model shows in windows of text, by layer; see `fit_basis`."""
     if is_latent_attention(model.config):
         raise ValueError("This model caches latents instead of keys and values (MLA), which are of low rank already.")
     if not paged_layers(model.config):
         raise ValueError("No layer of this model can evict: there is nothing to fit.")
     sums: dict[int, Sums] = {}
+
+    def hear(index: int, queries: Queries, keys: Tensor, values: Tensor) -> None:
+        new = _sums(queries.query, keys, values)
+        sums[index] = map_tensors(torch.add, sums[index], new) if index in sums else new
+
     with using(model, PAGED_EVICTION), torch.inference_mode():
         for done, window in enumerate(windows, 1):
-            real = (torch.ones_like(window.tokens) if window.mask is None else window.mask).bool()
-
-            def hear(index: int, queries: Queries, keys: Tensor, values: Tensor, real: Tensor = real) -> None:
-                new = _sums(queries.query, keys, values, real)
-                sums[index] = map_tensors(torch.add, sums[index], new) if index in sums else new
-
-            feed(model, window.tokens, window.mask, overheard(model, hear))
+            feed(model, window, None, overheard(model, hear))
             progress(done, len(windows))
     return sums
 
 
-def _sums(query: Tensor, keys: Tensor, values: Tensor, real: Tensor) -> Sums:
+def _sums(query: Tensor, keys: Tensor, values: Tensor) -> Sums:
     def of(states: Tensor) -> tuple[Tensor, Tensor]:
         """`[batch, heads, n, dim]`: `[heads, dim]` and `[heads, dim, dim]`."""
-        chosen = states.transpose(0, 1)[:, real].double()  # [heads, tokens, dim]
+        chosen = states.transpose(0, 1).flatten(1, 2).double()  # [heads, tokens, dim]
         return chosen.sum(1).cpu(), (chosen.mT @ chosen).cpu()
 
     (key_sum, key_squares), (value_sum, value_squares) = of(keys), of(values)
     query_squares = of(query)[1].unflatten(0, (keys.shape[1], -1)).mean(1)
-    return Sums(real.sum().double()[None].cpu(), key_sum, value_sum, key_squares, value_squares, query_squares)
+    count = torch.tensor([keys.shape[0] * keys.shape[2]], dtype=torch.float64)
+    return Sums(count, key_sum, value_sum, key_squares, value_squares, query_squares)
 
 
 def solve(sums: Sums) -> tuple[LayerBasis, dict[str, list[float]]]:

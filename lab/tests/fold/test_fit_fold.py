@@ -18,7 +18,6 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.attention.parts import join
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.preparing.fitting import using
-from hf_paged_eviction.preparing.future import Window
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.caches.policy_names import attention_for
 from hf_paged_eviction_eval.commands import app
@@ -85,12 +84,12 @@ def test_what_is_held_and_all_together_are_the_target() -> None:
 
 def test_a_fit_helps_or_says_nothing() -> None:
     model = models.build("llama")
-    windows = [Window(ids[None]) for ids in models.prompts([64, 96, 64, 96, 64], seed=2)]
+    windows = [ids[None] for ids in models.prompts([64, 96, 64, 96, 64], seed=2)]
     kernels = fit_kernels(model, windows, replace(PLAN, rank=4, middle=8, epochs=12))
     errors = json.loads(kernels.facts["held_out_error"])
     assert list(kernels.layers) == list(map(int, errors)) == [0, 1]
     assert all(folded < 0.9 * dropped for dropped, folded in errors.values())
-    lesson = gather(model, windows[0].tokens)[0]
+    lesson = gather(model, windows[0])[0]
     maps, dropped, folded = fit_layer(0, [lesson], [lesson], replace(PLAN, epochs=0))
     assert folded == dropped
     assert torch.allclose(answer(silent(maps), lesson), join([lesson.held], lesson.logits), atol=1e-6)
@@ -98,7 +97,7 @@ def test_a_fit_helps_or_says_nothing() -> None:
 
 def test_what_cannot_be_fitted_is_refused() -> None:
     model = models.build("llama")
-    short = [Window(ids[None]) for ids in models.prompts([20, 20], seed=2)]
+    short = [ids[None] for ids in models.prompts([20, 20], seed=2)]
     with pytest.raises(ValueError, match="smaller budgets"):
         fit_kernels(model, short, PLAN)
     with pytest.raises(ValueError, match="2 windows"):

@@ -13,18 +13,16 @@ from typer.testing import CliRunner
 
 import models
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.preparing.future import Window
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_lab.low_rank.basis import load_basis
 from hf_paged_eviction_lab.low_rank.fit import fit_basis, solve, sum_products
 
 
-def windows() -> list[Window]:
-    ids, mask = models.left_pad(models.prompts([30, 22], seed=4))
-    return [Window(torch.stack(models.prompts([40], seed=3))), Window(ids, mask)]
+def windows() -> list[Tensor]:
+    return [torch.stack(models.prompts(lengths, seed=sum(lengths))) for lengths in ([40], [30, 30])]
 
 
-def seen_by(model: Any, window: Window) -> tuple[DynamicCache, dict[int, Tensor]]:
+def seen_by(model: Any, window: Tensor) -> tuple[DynamicCache, dict[int, Tensor]]:
     """Keys and values that a plain cache holds, and the rotated queries by layer."""
     from hf_paged_eviction.queries import attention
     from hf_paged_eviction.queries.attention import paged_eviction_attention
@@ -39,9 +37,8 @@ def seen_by(model: Any, window: Window) -> tuple[DynamicCache, dict[int, Tensor]
     attention.AttentionMaskInterface.register("noting", attention._build_mask)
     before = model.config._attn_implementation
     model.set_attn_implementation("noting")
-    mask = torch.ones_like(window.tokens) if window.mask is None else window.mask
     with torch.no_grad():
-        model(window.tokens, attention_mask=mask, position_ids=models.positions_of(mask), **{CACHE_ARGUMENT: cache})
+        model(window, **{CACHE_ARGUMENT: cache})
     model.set_attn_implementation(before)
     return cache, queries
 
@@ -51,18 +48,16 @@ def slow_sums(model: Any, layer: int, head: int) -> dict[str, Any]:
     sums: dict[str, Any] = {"count": 0, "keys": 0.0, "key_squares": 0.0, "value_squares": 0.0, "query_squares": 0.0}
     for window in windows():
         cache, queries = seen_by(model, window)
-        real = torch.ones_like(window.tokens) if window.mask is None else window.mask
-        for row in range(len(real)):
-            for column in range(real.shape[1]):
-                if real[row, column]:
-                    held = cache.layers[layer]
-                    key, value = (states[row, head, column].double() for states in (held.keys, held.values))
-                    own = [queries[layer][row, 2 * head + group, column].double() for group in range(2)]
-                    sums["count"] += 1
-                    sums["keys"] = sums["keys"] + key
-                    sums["key_squares"] = sums["key_squares"] + torch.outer(key, key)
-                    sums["value_squares"] = sums["value_squares"] + torch.outer(value, value)
-                    sums["query_squares"] = sums["query_squares"] + sum(torch.outer(q, q) for q in own) / 2
+        for row in range(len(window)):
+            for column in range(window.shape[1]):
+                held = cache.layers[layer]
+                key, value = (states[row, head, column].double() for states in (held.keys, held.values))
+                own = [queries[layer][row, 2 * head + group, column].double() for group in range(2)]
+                sums["count"] += 1
+                sums["keys"] = sums["keys"] + key
+                sums["key_squares"] = sums["key_squares"] + torch.outer(key, key)
+                sums["value_squares"] = sums["value_squares"] + torch.outer(value, value)
+                sums["query_squares"] = sums["query_squares"] + sum(torch.outer(q, q) for q in own) / 2
     return sums
 
 
@@ -116,7 +111,7 @@ def test_directions_are_the_best() -> None:
 
 def test_what_cannot_be_fitted_is_refused() -> None:
     with pytest.raises(ValueError, match="8 directions"):
-        fit_basis(models.shared("llama"), [Window(torch.ones(1, 9, dtype=torch.long))])
+        fit_basis(models.shared("llama"), [torch.ones(1, 9, dtype=torch.long)])
     if models.unavailable("deepseek_v3") is None:
         with pytest.raises(ValueError, match="caches latents"):
             fit_basis(models.shared("deepseek_v3"), windows())

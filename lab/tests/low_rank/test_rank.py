@@ -18,7 +18,6 @@ from closeness import assert_close
 from evicting import binding
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.heads import WHOLE
-from hf_paged_eviction.preparing.future import Window
 from hf_paged_eviction_eval.options.cache import CacheOptions
 from hf_paged_eviction_lab.low_rank import LowRank
 from hf_paged_eviction_lab.low_rank.basis import Basis, load_basis, save_basis
@@ -38,7 +37,7 @@ def shared(family: str = "llama", attention: str = OURS) -> Any:
 
 @functools.cache
 def fitted(family: str = "llama") -> Basis:
-    return fit_basis(shared(family), [Window(torch.stack(models.prompts([50, 50], seed=9)))])
+    return fit_basis(shared(family), [torch.stack(models.prompts([50, 50], seed=9))])
 
 
 # ---- the codec -------------------------------------------------------------------------------------------------------
