@@ -1,6 +1,6 @@
 """Eviction in transformers' continuous batching: a budget for every request, without preemption."""
 
-from .context import PagedBatching, paged_batching
+from .batching import PagedBatching, paged_batching
 from .contract import TESTED, UnsupportedTransformersError, moved
 
 __all__ = [
