@@ -1,7 +1,6 @@
 """Tokens in few bits, as they lie in pages."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -22,12 +21,20 @@ class RecordLayout:
     Attributes:
         heads: number of KV heads.
         dim: head size.
-        bits: bits of keys and of values.
+        widths: bytes of the parts of a head, by the order of `NAMES`.
+        offsets: where they begin.
+        head: bytes of a head.
+        position: where the position begins, int32.
+        words: words of `WORD` bytes of a record.
     """
 
     heads: int
     dim: int
-    bits: tuple[int, int]
+    widths: tuple[int, ...]
+    offsets: tuple[int, ...]
+    head: int
+    position: int
+    words: int
 
     @classmethod
     def of(cls, codecs: tuple[Codec, Codec], heads: int, dim: int) -> "RecordLayout":
@@ -43,35 +50,12 @@ class RecordLayout:
                 "2 bits, or both in the model's type. Give bits= for both, leave it out, or use "
                 "PagedEvictionCache(..., bits=...) with generate."
             )
-        return cls(heads, dim, (keys, values))
-
-    @cached_property
-    def widths(self) -> tuple[int, int, int, int]:
-        """Bytes of the parts of a head, by the order of `NAMES`."""
-        keys, values = (packed_width(self.dim, bits) for bits in self.bits)
-        return keys, values, LEVELS.itemsize, LEVELS.itemsize
-
-    @cached_property
-    def offsets(self) -> tuple[int, int, int, int]:
-        """Where they begin."""
-        keys, values, *_ = self.widths
-        levels = _up(keys + values, LEVELS.itemsize)
-        return 0, keys, levels, levels + LEVELS.itemsize
-
-    @cached_property
-    def head(self) -> int:
-        """Bytes of a head."""
-        return self.offsets[-1] + self.widths[-1]
-
-    @cached_property
-    def position(self) -> int:
-        """Where the position begins, int32."""
-        return _up(self.heads * self.head, 4)
-
-    @cached_property
-    def words(self) -> int:
-        """Words of `WORD` bytes of a record."""
-        return _up(self.position + 4, WORD) // WORD
+        widths = packed_width(dim, keys), packed_width(dim, values), LEVELS.itemsize, LEVELS.itemsize
+        levels = _up(sum(widths[:2]), LEVELS.itemsize)
+        head = levels + sum(widths[2:])
+        position = _up(heads * head, 4)
+        offsets = 0, widths[0], levels, levels + widths[2]
+        return cls(heads, dim, widths, offsets, head, position, words=_up(position + 4, WORD) // WORD)
 
     def per_page(self, page_size: int, item_size: int) -> int:
         """Number of records in a set's part of a page for `page_size` tokens with numbers of `item_size` bytes."""
