@@ -25,12 +25,11 @@ from .stock_pages import StockPages
 from .stock_step import StockStep
 
 
-@dataclass(frozen=True)
-class Start:
-    """The start of a request.
+@dataclass
+class BatchedRequest(LiveRequest):
+    """A request of continuous batching.
 
     Attributes:
-        request: the request.
         prompt: tokens of the prompt.
         context: a saved cache that comes before its prompt, or the context of an earlier prompt with the same
             beginning; None = none.
@@ -38,7 +37,6 @@ class Start:
         digests: digests of its prompt up to each cut, see `Prefixes`; empty if no other request may begin with it.
     """
 
-    request: LiveRequest
     prompt: Sequence[int] = ()
     context: ServedContext | None = None
     read: int = 0
@@ -102,12 +100,11 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
             else StockPages(states, len(layers), sets, options.budget, size)
         )
         self.page_tokens = self._pages.page_tokens
-        self.options, self.requests = options, dict[str, LiveRequest]()
+        self.options, self.requests = options, dict[str, BatchedRequest]()
         self.request_table = RequestTable(options.sizes, layers, self._pages, sets)
         self._rows, self._free_rows = 0, list[int]()
-        self._shares: dict[int, Shares] = {}
         self.evicted = self.steps = self.admitted = self.lost = 0
-        self._starts: dict[str, Start] = {}
+        self._prepared: dict[str, BatchedRequest] = {}
         # Where other layers hold tokens, too, a prompt has to be read for those.
         shares = share and len(cache.cache_allocators) == 1
         self.prefixes = Prefixes(options.prefill_chunk_size, options.prefix_bytes if shares else 0)
@@ -122,57 +119,48 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
 
     # ---- pages ----------------------------------------------------------------------------------------------------
 
-    def prepare(self, state: RequestState) -> Start:
-        """Prepare the start of a waiting request; `allocate_cache_to_request` uses it when the request is admitted."""
+    def prepare(self, state: RequestState) -> BatchedRequest:
+        """Prepare a waiting request; `allocate_cache_to_request` uses it when the request is admitted."""
         kwargs, prompt = state.logit_processor_kwargs, state.initial_tokens
         brought, budget = kwargs.get("context"), kwargs.get("budget")
-        spans, shares = self.options.spans_of(kwargs.get("protect"), budget, brought), self._shares_of(budget)
-        salt = f"{kwargs.get('salt') or ''} {shares.capacity} {shares.least(spans)}"
-        digests = () if brought else self.prefixes.digests(prompt, spans, salt)
-        prefix = None if reads_prompt(state) else self.prefixes.match(digests, len(prompt) - 1)
-        read = 0 if prefix is None else prefix.seen
-        begins = read if brought is None else brought.seen
-        most = None if state.max_new_tokens is None else begins + len(prompt) - read + state.max_new_tokens
-        request = self._request(state.request_id, self.options.pages(self.page_tokens, most, budget), shares, spans)
-        start = self._starts[state.request_id] = Start(request, prompt, brought or prefix, read, digests)
-        return start
+        spans = self.options.spans_of(kwargs.get("protect"), budget, brought)
+        request = self._prepared[state.request_id] = self._request(state.request_id, budget, spans)
+        salt = f"{kwargs.get('salt') or ''} {request.capacity} {request.shares.least(spans)}"
+        request.prompt, request.digests = prompt, () if brought else self.prefixes.digests(prompt, spans, salt)
+        prefix = None if reads_prompt(state) else self.prefixes.match(request.digests, len(prompt) - 1)
+        request.context, request.read = brought or prefix, 0 if prefix is None else prefix.seen
+        if state.max_new_tokens is not None:
+            begins = request.read if brought is None else brought.seen
+            most = begins + len(prompt) - request.read + state.max_new_tokens
+            request.pages = self.options.pages(self.page_tokens, most, budget)
+        return request
 
-    def _request(self, request_id: str, pages: int, shares: Shares, spans: Spans) -> LiveRequest:
-        table = self.request_table
-        return LiveRequest(request_id, pages, shares, Layout.equal(table.layers * table.sets, shares.capacity), spans)
+    def _request(self, request_id: str, budget: int | None, spans: Spans) -> BatchedRequest:
+        table, options = self.request_table, self.options
+        shares = Shares(options.allocator, options.sizes_of(budget), table.layers, table.sets)
+        layout = Layout.equal(table.layers * table.sets, shares.capacity)
+        return BatchedRequest(request_id, options.pages(self.page_tokens, None, budget), shares, layout, spans)
 
-    def _shares_of(self, budget: int | None) -> Shares:
-        sizes = self.options.sizes_of(budget)
-        if sizes.capacity not in self._shares:
-            self._shares[sizes.capacity] = Shares(
-                self.options.allocator, sizes, self.request_table.layers, self.request_table.sets
-            )
-        return self._shares[sizes.capacity]
-
-    def has_room(self, start: Start) -> bool:
+    def has_room(self, request: BatchedRequest) -> bool:
         """Whether there are enough free pages for a request."""
-        taken = sum(request.pages for request in self.requests.values())
-        return start.request.pages + taken + self.lost <= int(self.num_blocks)
+        taken = sum(live.pages for live in self.requests.values())
+        return request.pages + taken + self.lost <= int(self.num_blocks)
 
     def needs_new_blocks(self, request_id: str, past_length: int, query_length: int) -> int:
         """Number of pages to take now: all for a new request, none later."""
         if request_id in self.requests:
             return 0
-        start = self._starts.get(request_id)
-        return self.options.pages(self.page_tokens) if start is None else start.request.pages
+        prepared = self._prepared.get(request_id)
+        return self.options.pages(self.page_tokens) if prepared is None else prepared.pages
 
     def allocate_cache_to_request(self, request_id: str, past_length: int, query_length: int) -> None:
         """Take the pages of a new request, and a row."""
         if request_id in self.requests:
             return
-        count = self.needs_new_blocks(request_id, past_length, query_length)
-        blocks = self.block_table[request_id] = self.pool.get_free_blocks(self.index, count)
-        start = self._starts.get(request_id)
-        if start is None:  # tokens that no scheduler chose, to warm up
-            start = self._starts[request_id] = Start(
-                self._request(request_id, count, self._shares_of(None), self.options.spans_of())
-            )
-        request, table = start.request, self.request_table
+        request, table = self._prepared.pop(request_id, None), self.request_table
+        if request is None:  # tokens that no scheduler chose, to warm up
+            request = self._request(request_id, None, self.options.spans_of())
+        blocks = self.block_table[request_id] = self.pool.get_free_blocks(self.index, request.pages)
         if not self._free_rows:
             more = 2 * max(self._rows, 4)
             self._free_rows, self._rows = [*range(more - 1, self._rows - 1, -1)], more
@@ -182,16 +170,15 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
             request.number, self._rows, [block * self.block_physical_stride for block in blocks], request.capacity
         )
         table.add(request, self._rows)
-        if start.context is not None:
-            start.context.begin(request, table, self._pages)
-            if start.read:
-                self.prefixes.use(start.context)
+        if request.context is not None:
+            request.context.begin(request, table, self._pages)
+            self.prefixes.hits += request.read
         self.admitted += 1
 
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
         """Give back the pages of a request, and its row. Pages that cannot be given back are `lost`."""
         blocks = self.block_table.pop(request_id, [])
-        self._starts.pop(request_id, None)
+        self._prepared.pop(request_id, None)
         request = self.requests.pop(request_id, None)
         if request is not None:
             self._free_rows.append(request.number)
@@ -199,8 +186,6 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         try:
             self.pool.free_blocks(self.index, blocks)
             blocks = []
-            if request is not None:
-                self.request_table.observers.forget(request.number)
         except Exception as error:
             log_failure(request_id, "freed", error)
             self.lost += len(blocks)
@@ -208,7 +193,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
     def free_all_requests(self) -> None:
         """Give back the pages of all requests, also those of a failed forward."""
         super().free_all_requests()
-        self._starts.clear()
+        self._prepared.clear()
         self._step, self._planned = self._new_step(), set()
 
     @property
@@ -237,8 +222,8 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         """Add the next `count` tokens of a request to the next forward; if that fails, the forward is as before."""
         if self._step.begun:
             self._step, self._planned = self._new_step(), set()
-        request, start = self.requests[request_id], self._starts[request_id]
-        self._keep_prefix(request, start)
+        request = self.requests[request_id]
+        self._keep_prefix(request)
         self._step.add(request, count)
         self._planned.add(request_id)
 
@@ -247,13 +232,13 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         request = self.requests.get(request_id)
         return None if request is None else request.error
 
-    def _keep_prefix(self, request: LiveRequest, start: Start) -> None:
+    def _keep_prefix(self, request: BatchedRequest) -> None:
         """Forwards so far have written what the request has seen: keep it, where others may begin with it."""
         number, beyond = divmod(request.seen, self.prefixes.cut)
-        if beyond or not start.read < request.seen <= len(start.prompt) or number > len(start.digests):
+        if beyond or not request.read < request.seen <= len(request.prompt) or number > len(request.digests):
             return
-        digest = start.digests[number - 1]
-        if self.prefixes.wants(digest, number == len(start.digests)):
+        digest = request.digests[number - 1]
+        if self.prefixes.wants(digest, number == len(request.digests)):
             self.prefixes.keep(digest, ServedContext.held_by(request, self.request_table, self._pages))
 
     def _new_step(self) -> StockStep:
@@ -273,6 +258,5 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         if not self._step.begun:
             self._step.begin()
             self.steps += 1
-        self._step.take(self._place[layer_idx], key_states, value_states)
-        hand_over(layer_idx, partial(self._step.attend, self._place[layer_idx]))
+        hand_over(layer_idx, partial(self._step.attend, self._place[layer_idx], key_states, value_states))
         return key_states, value_states

@@ -13,9 +13,9 @@ from ..precision.codec import LEVELS, Codec
 from ..precision.few_bits import FewBits
 from ..precision.in_codes import InCodes
 from ..store.columns import Columns, gather_slots
-from ..store.exact import Exact, Newest
+from ..store.exact import Exact
 from ..tensors.parts import map_tensors
-from .pages import Kept, Tokens, grown
+from .pages import Kept, grown
 from .records import NAMES, WORD, RecordLayout
 from .stock_pages import StockPages
 
@@ -52,6 +52,13 @@ class CodedPages(StockPages):
         self._like = states.new_empty(0, heads, 0, dim)
         kinds = [coder.kinds(self._like, self._like)[1] for coder in coders]
         self.exact = [kind.change(lambda part: torch.empty_like(part, device=self.device)) for kind in kinds]
+        self._alike: list[list[int]] = []  # layers whose tokens are encoded together
+        for layer, codecs in enumerate(self.codecs):
+            groups = (group for group in self._alike if all(map(Codec.alike, self.codecs[group[0]], codecs)))
+            group = next(groups, None)
+            if group is None:
+                self._alike.append(group := [])
+            group.append(layer)
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
@@ -70,27 +77,28 @@ class CodedPages(StockPages):
         tokens = torch.arange(self.page_tokens, device=self.device) * self.layout.words
         return (starts[:, None] * self._row_words + tokens).flatten()[: self._slots] + self._of_set[:, None]
 
-    def save(self, number: int, counts: Sequence[int]) -> tuple[Tensor, ...]:
+    def save(self, number: int, places: Tensor) -> tuple[Tensor, ...]:
         """See `StockPages.save`: records, and what is not rounded of each layer."""
         beside = [held.clone() for exact in self.exact for held in _of(exact, number).tensors()]
-        return self._records(self.first(number, counts)), *beside
+        return *self.copy(places), *beside
 
-    def load(self, number: int, counts: Sequence[int], states: tuple[Tensor, ...]) -> None:
+    def load(self, number: int, places: Tensor, states: tuple[Tensor, ...]) -> None:
         """See `StockPages.load`."""
         records, *beside = states
-        self._write(self.first(number, counts), records)
+        self.write(0, places, (records,))
         targets = [held for exact in self.exact for held in _of(exact, number).tensors()]
         for target, held in zip(targets, beside, strict=True):
             target.copy_(held)
 
     # ---- records --------------------------------------------------------------------------------------------------
 
-    def _records(self, places: Tensor) -> Tensor:
-        """`[..., words]` of these places."""
-        return self.keys[self.rows.view(-1)[places][..., None] + self._word]
+    def copy(self, places: Tensor) -> tuple[Tensor, ...]:
+        """Copy places `[...]` to records `[..., words]`."""
+        return (self.keys[self.rows.view(-1)[places][..., None] + self._word],)
 
-    def _write(self, places: Tensor, records: Tensor) -> None:
-        self.keys[self.rows.view(-1)[places][..., None] + self._word] = records
+    def write(self, layer: int, places: Tensor, states: tuple[Tensor, ...]) -> None:
+        """See `Pages.write`."""
+        self.keys[self.rows.view(-1)[places][..., None] + self._word] = states[0]
 
     def _encode(self, layer: int, keys: Tensor, values: Tensor, positions: Tensor, exact: Exact) -> Tensor:
         """Records `[n, S, m, words]` of tokens at `positions` `[n, S, m]`."""
@@ -100,7 +108,7 @@ class CodedPages(StockPages):
     def read(self, layer: int, places: Tensor) -> tuple[Tensor, Tensor]:
         """See `Pages.read`, of all sets of a layer; decodes."""
         numbers = places[:, 0, 0] // self.rows.shape[1]
-        exact, columns = _rows_of(self.exact[layer], numbers), self.layout.unpack(self._records(places))
+        exact, columns = _rows_of(self.exact[layer], numbers), self.layout.unpack(*self.copy(places))
         states = self._coders[layer].decode(columns, exact)
         return exact.instead(self._in_sets(layer, numbers, places), *states)
 
@@ -127,32 +135,25 @@ class CodedPages(StockPages):
         exact.put(of_all(slots), of_all(keys[:, :, None]), of_all(values[:, :, None]), real)
         exact.counted(real)
 
-    def newest(self, numbers: Tensor) -> list[Newest]:
-        """See `Pages.newest`."""
-        return [_rows_of(exact, numbers).newest_tokens() for exact in self.exact]
+    def newest(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Pages.newest`; zeros for places without such a token."""
+        numbers, parts = places[:, 0, 0, 0] // self.rows.shape[1], []
+        for layer, whole in enumerate(self.exact):
+            exact, zero = _rows_of(whole, numbers), whole.keys.new_zeros(())
+            parts.append(exact.instead(self._in_sets(layer, numbers, places[:, layer]), zero, zero))
+        keys, values = (torch.stack(states, dim=1) for states in zip(*parts, strict=True))
+        return keys, values
 
     def encode(self, numbers: Tensor) -> None:
         """See `Pages.encode`: layers that are alike at once."""
-
-        def joined(*parts: Tensor) -> Tensor:
-            return torch.cat(parts)
-
-        layers = [_rows_of(exact, numbers) for exact in self.exact]
-        all_newest = [exact.newest_tokens() for exact in layers]
-        todo = list(range(len(layers)))
-        while todo:
-            first = self.codecs[todo[0]]
-            alike = [layer for layer in todo if all(map(Codec.alike, first, self.codecs[layer]))]
-            todo = [layer for layer in todo if layer not in alike]
-            newest = map_tensors(joined, *(all_newest[layer] for layer in alike))
-            exact = map_tensors(joined, *(layers[layer] for layer in alike))
-            sets = slice(None, self._sets)
-            records = self._encode(alike[0], newest.keys, newest.values, newest.positions[:, sets], exact)
-            places = torch.cat(
-                [self.places(numbers, all_newest[layer].slots[:, sets], self._sets_of(layer)) for layer in alike]
-            )
-            waits = newest.waits[:, sets, :, None]
-            self._write(places, torch.where(waits, records, self._records(places)))
+        for alike in self._alike:
+            exact = map_tensors(_joined, *(_rows_of(self.exact[layer], numbers) for layer in alike))
+            newest = exact.newest_tokens()
+            slots, positions, waits = (part[:, : self._sets] for part in (newest.slots, newest.positions, newest.waits))
+            records = self._encode(alike[0], newest.keys, newest.values, positions, exact)
+            of_layers = zip(alike, slots.split(len(numbers)), strict=True)
+            places = torch.cat([self.places(numbers, own, self._sets_of(layer)) for layer, own in of_layers])
+            self.write(0, places, (torch.where(waits[..., None], records, *self.copy(places)),))
         for exact in self.exact:
             exact.coded.index_copy_(0, numbers, exact.count[numbers])
 
@@ -166,13 +167,11 @@ class CodedPages(StockPages):
         self, layer: int, numbers: Tensor, places: Tensor, used: Tensor | None, query: Tensor, logits: Logits
     ) -> Tensor:
         """See `StockPages.attend`, of all sets of a layer."""
-        exact = _rows_of(self.exact[layer], numbers)
-        held = InCodes(self.codecs[layer], Columns(), exact)
+        columns, exact = Columns(), _rows_of(self.exact[layer], numbers)
+        held = InCodes(self.codecs[layer], columns, exact, visible=used)
         if query.device.type == "cpu" and fused.obstacle(held, query) is None:
             return self._attend_in_place(layer, places, used, exact, query, logits)
-        columns = Columns()
-        columns.use(self.layout.unpack(self._records(places)))
-        held = InCodes(self.codecs[layer], columns, exact, visible=used)
+        columns.use(self.layout.unpack(*self.copy(places)))
         return fused.attend(held, query, None, logits).transpose(1, 2).to(query.dtype)
 
     def _attend_in_place(
@@ -199,39 +198,24 @@ class CodedPages(StockPages):
         """See `StockPages.meet`: the statistics of its codes."""
         _of(self.exact[layer], number).meet(self.codecs[layer], (keys, values), None)
 
-    def append(self, layer: int, number: int, places: Tensor, tokens: Tokens) -> None:
-        """See `Pages.append`."""
-        (keys, values, positions), new = tokens, places.shape[-1]
-        exact = _of(self.exact[layer], number)
-        came = keys[:, :, -new:], values[:, :, -new:], positions[..., -new:]
-        self._write(places, self._encode(layer, *came, exact))
-        exact.find(positions, exact.count + new, lambda slots: (gather_slots(keys, slots), gather_slots(values, slots)))
-
     def pick(self, number: int, layer: int, tokens: Kept, keys: Tensor, values: Tensor, new: int) -> tuple[Tensor, ...]:
         """See `Pages.pick`: records; those that are not rounded are found again at once."""
-        exact, held = _of(self.exact[layer], number), keys.shape[2] - new
+        exact, held, indices = _of(self.exact[layer], number), keys.shape[2] - new, tokens.indices[None]
         row, at = torch.tensor([number], device=self.device), torch.arange(held, device=self.device)
         beyond = (number + 1) * self.rows.shape[1] - 1  # behind the shorter sets there is no token to be chosen
         places = self.places(row, at.expand(1, self._sets, -1), self._sets_of(layer)).clamp_max(beyond)
-        records, seen = [self._records(places)], exact.count + new
+        records, seen = [*self.copy(places)], exact.count + new
         if new:
             came = torch.arange(new, device=self.device) + exact.count[:, None, None]
             parts = keys[:, :, held:], values[:, :, held:], came.expand(1, self._sets, -1)
             records.append(self._encode(layer, *parts, exact))
-        indices = tokens.indices[None]
 
         def states(slots: Tensor) -> tuple[Tensor, Tensor]:
             place = indices.expand(-1, slots.shape[1], -1).gather(-1, slots)
             return gather_slots(keys, place), gather_slots(values, place)
 
         exact.find(tokens.positions[None], seen, states)
-        candidates = torch.cat(records, dim=2)[0]
-        chosen = candidates.gather(1, tokens.indices[..., None].expand(-1, -1, candidates.shape[-1]))
-        return (chosen.flatten(0, 1)[tokens.at],)
-
-    def put(self, layer: int, places: Tensor, picked: tuple[Tensor, ...]) -> None:
-        """See `Pages.put`."""
-        self._write(places, *picked)
+        return (gather_slots(torch.cat(records, dim=2), indices[..., tokens.first :]).flatten(0, 2),)
 
 
 def _of(exact: Exact, number: int) -> Exact:
@@ -242,3 +226,7 @@ def _of(exact: Exact, number: int) -> Exact:
 def _rows_of(exact: Exact, numbers: Tensor) -> Exact:
     """Copies of the rows of these requests."""
     return exact.change(lambda held: held.index_select(0, numbers))
+
+
+def _joined(*rows: Tensor) -> Tensor:
+    return torch.cat(rows)

@@ -34,27 +34,25 @@ class ServedContext:
 
     Attributes:
         seen: number of tokens of the text.
-        limits: number of slots of each set, if some set is full; None before that.
-        full_at: see `Layout`.
-        positions: `[n]` int64 positions of the tokens, set by set.
-        states: what pages hold of these tokens: keys and values `[n, G, D]`, or see `CodedPages.save`.
-        block: `[Q]` int64, the block that new tokens overwrite; None = the last one.
-        coded: number of tokens of the text that have codes, where tokens are rounded.
+        coded: number of these that have codes, where tokens are rounded.
         spans: protected spans of the text, its start included.
+        layout: sizes of the sets, if some set is full; None before that.
+        block: `[Q]` int64, the block that new tokens overwrite; None = the last one.
+        positions: `[n]` int64 positions of the tokens, set by set.
+        scores: `[n]` float32, if they were scored before they were rounded; else None.
+        states: what pages hold of these tokens: keys and values `[n, G, D]`, or see `CodedPages.save`.
         observed: statistics of its queries, layer by layer.
-        scores: `[n]` float32 of these tokens, if they were scored before they were rounded; else None.
     """
 
     seen: int
-    limits: tuple[int, ...] | None
-    full_at: tuple[int, ...]
-    positions: Tensor
-    states: tuple[Tensor, ...]
-    block: Tensor | None
     coded: int
     spans: Spans
-    observed: tuple[Observer, ...] = ()
-    scores: Tensor | None = None
+    layout: Layout | None
+    block: Tensor | None
+    positions: Tensor
+    scores: Tensor | None
+    states: tuple[Tensor, ...]
+    observed: list[Observer]
 
     @property
     def bytes(self) -> int:
@@ -79,111 +77,100 @@ class ServedContext:
         if reason is not None:
             raise ValueError(f"This context cannot be served: {reason}.")
         paged = [layer for _, layer in cache.paged_layers]
-        first, parts = paged[0].table, [_Part.of(layer) for layer in paged]
-        full, scores = first.full, [part.scores for part in parts if part.scores is not None]
+        table, parts = paged[0].table, [_held(layer) for layer in paged]
+        columns = {name: torch.cat([part[name] for part, _ in parts]) for name in parts[0][0]}
+        positions, scores = columns.pop("positions").to(model.device), columns.pop("scores", None)
+        layout = block = None
+        if table.full:
+            limits = [limit for layer in paged for limit in layer.table.phase.usable(layer.table.capacity)[0].tolist()]
+            full_at = [at for layer in paged for at in layer.table.phase.full_at[0].tolist()]
+            layout = Layout(tuple(limits), tuple(full_at))
+            block = torch.cat([layer.table.choice.block[0] for layer in paged]).to(model.device)
         return cls(
-            first.counters.seen,
-            tuple(limit for part in parts for limit in part.limits) if full else None,
-            tuple(full_at for layer in paged for full_at in layer.table.phase.full_at[0].tolist()),
-            torch.cat([part.positions for part in parts]).to(model.device),
-            tuple(_fitting(states, model) for states in _joined_parts([part.states for part in parts])),
-            torch.cat([layer.table.choice.block[0] for layer in paged]).to(model.device) if full else None,
-            first.counters.seen,
-            spans_in(first.phase.bounds)[0],
-            tuple(part.observer for part in parts if part.observer is not None),
-            torch.cat(scores).to(model.device) if scores else None,
+            seen=table.counters.seen,
+            coded=table.counters.seen,
+            spans=spans_in(table.phase.bounds)[0],
+            layout=layout,
+            block=block,
+            positions=positions,
+            scores=None if scores is None else scores.to(model.device),
+            states=tuple(
+                _fitting(part, model) for part in (*columns.values(), *(part for _, beside in parts for part in beside))
+            ),
+            observed=[observer for layer in paged for observer in _observed(layer)],
         )
 
     @classmethod
     def held_by(cls, request: LiveRequest, table: RequestTable, pages: StockPages) -> "ServedContext":
         """The present tokens of a request, as a context for others."""
-        layout, full = request.layout, request.seen > request.capacity
-        counts = layout.held(request.seen)
+        full, counts = request.seen > request.capacity, request.layout.held(request.seen)
         places = pages.first(request.number, counts)
         return cls(
-            request.seen,
-            layout.limits if full else None,
-            layout.full_at,
-            table.positions[places],
-            pages.save(request.number, counts),
-            table.block[request.number].clone() if full else None,
-            request.coded,
-            request.spans,
-            table.observers.copies(request.number),
-            table.scores[places] if table.early else None,
+            seen=request.seen,
+            coded=request.coded,
+            spans=request.spans,
+            layout=request.layout if full else None,
+            block=table.block[request.number].clone() if full else None,
+            positions=table.positions[places],
+            scores=table.scores[places] if table.early else None,
+            states=pages.save(request.number, places),
+            observed=copy.deepcopy(request.observers),
         )
 
     def begin(self, request: LiveRequest, table: RequestTable, pages: StockPages) -> None:
         """Let a new request continue from this context."""
         request.seen, request.coded = self.seen, self.coded
-        if self.limits is not None:
-            table.give(request, Layout(self.limits, self.full_at))
-        counts = request.layout.held(request.seen)
-        places = pages.first(request.number, counts)
+        if self.layout is not None:
+            table.give(request, self.layout)
+        if self.block is not None:
+            table.block[request.number] = self.block
+        places = pages.first(request.number, request.layout.held(request.seen))
         table.positions[places] = self.positions
         if self.scores is not None:
             table.scores[places] = self.scores
-        pages.load(request.number, counts, self.states)
-        if self.block is not None:
-            table.block[request.number] = self.block
-        table.observers.give(request.number, self.observed)
+        pages.load(request.number, places, self.states)
+        request.observers = copy.deepcopy(self.observed)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """What one layer of a cache holds, see `ServedContext`.
-
-    Attributes:
-        states: keys and values, or records, `[sum of counts, ...]`; behind records what is not rounded.
-    """
-
-    states: tuple[Tensor, ...]
-    positions: Tensor
-    limits: list[int]
-    observer: Observer | None
-    scores: Tensor | None
-
-    @classmethod
-    def of(cls, layer: PagedLayer) -> "_Part":
-        encode(layer.state)
-        table, recorder, early = layer.table, layer.recorder, layer.state.early
-        sets, held = table.positions.shape[1:]
-        limits = [table.capacity] * sets if table.limits is None else table.limits[0].tolist()
-        order = table.phase.order  # slots in order, empty ones last
-        slots = torch.arange(held, device=table.device).expand(1, sets, -1) if order is None else order
-        counts = (table.positions[0] >= 0).sum(-1).tolist()
-        positions = table.positions.gather(-1, slots)
-        observer = None if recorder is None or not layer.needs.queries else copy.deepcopy(recorder.observer)
-        if observer is not None and order is not None:
-            observer.columns.reorder(order)
-
-        def joined(states: Tensor) -> Tensor:
-            """`[sum of counts, ...]` of `[1, sets, tokens, ...]`."""
-            return torch.cat([states[0, at, :count] for at, count in enumerate(counts)])
-
-        states, beside = _states(layer, slots, positions)
-        scores = joined(table.scores.gather(-1, slots)) if early else None
-        return cls((*map(joined, states), *beside), joined(positions), limits, observer, scores)
+def _held(layer: PagedLayer) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """What a layer of a cache holds, by name, `[n, ...]`; and what lies beside records."""
+    encode(layer.state)
+    table, store, beside = layer.table, layer.store, list[Tensor]()
+    columns, slots = {"positions": table.positions}, _slots(layer)
+    if layer.state.early:
+        columns["scores"] = table.scores
+    columns = {name: column.gather(-1, slots) for name, column in columns.items()}
+    sets, held = slots.shape[1:]
+    if isinstance(store.coder, FewBits):
+        codes = {name: column for name, column in store.columns.first(held).items() if name in NAMES}
+        codes = {name: gather_slots(column, slots) for name, column in codes.items()}
+        exact = store.exact.change(torch.clone)
+        exact.reorder(slots)
+        beside = exact.tensors()
+        layout = RecordLayout.of(store.coder.codecs, exact.keys.shape[1] // sets, exact.keys.shape[-1])
+        columns["records"] = layout.pack({**codes, "positions": columns["positions"][..., None]})
+    else:
+        for name, states in zip(("keys", "values"), store.read(held), strict=True):
+            columns[name] = gather_slots(states, slots).unflatten(1, (sets, -1)).transpose(2, 3)
+    counts = (table.positions[0] >= 0).sum(-1).tolist()
+    held_of = {name: [column[0, at, :count] for at, count in enumerate(counts)] for name, column in columns.items()}
+    return {name: torch.cat(of_sets) for name, of_sets in held_of.items()}, beside
 
 
-def _states(layer: PagedLayer, slots: Tensor, positions: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """What pages hold of the tokens in the slots `[1, S, n]`, `[1, S, n, ...]`, and beside them."""
-    store, (sets, held) = layer.store, slots.shape[1:]
-    if not isinstance(store.coder, FewBits):
-        by_set = (gather_slots(states, slots).unflatten(1, (sets, -1)).transpose(2, 3) for states in store.read(held))
-        return list(by_set), []
-    columns = {name: gather_slots(column, slots) for name, column in store.columns.first(held).items() if name in NAMES}
-    exact = store.exact.change(torch.clone)
-    exact.reorder(slots)
-    layout = RecordLayout.of(store.coder.codecs, exact.keys.shape[1] // sets, exact.keys.shape[-1])
-    return [layout.pack({**columns, "positions": positions[..., None]})], list(exact.tensors())
+def _slots(layer: PagedLayer) -> Tensor:
+    """`[1, S, held]`, the slots of a layer in order, empty ones last."""
+    table = layer.table
+    slots = torch.arange(table.held, device=table.device).expand_as(table.positions)
+    return slots if table.phase.order is None else table.phase.order
 
 
-def _joined_parts(parts: list[tuple[Tensor, ...]]) -> list[Tensor]:
-    """Of all layers: keys and values, or records and what lies beside."""
-    if len(parts[0]) == 2:
-        return [torch.cat(states) for states in zip(*parts, strict=True)]
-    return [torch.cat([records for records, *_ in parts]), *(held for _, *beside in parts for held in beside)]
+def _observed(layer: PagedLayer) -> list[Observer]:
+    """Copies of the statistics of a layer, in the order of `_slots`; none if its policy needs none."""
+    if layer.recorder is None or not layer.needs.queries:
+        return []
+    observer = copy.deepcopy(layer.recorder.observer)
+    observer.columns.reorder(_slots(layer))
+    return [observer]
 
 
 def _fitting(states: Tensor, model: Any) -> Tensor:
@@ -197,27 +184,27 @@ def _why_not(cache: PagedEvictionCache, sizes: BlockBudget, served: Mapping[int,
         return "it is of another model"
     if len(cache.layers) != len(layers):
         return "some layers of this model do not evict, and pages cannot restore their states"
+    if any(layer.state.table is None for layer in layers.values()):
+        return "it is empty"
     for layer in layers.values():
-        if layer.state.table is None:
-            return "it is empty"
-        if replace(layer.state.budget.mean, spans=()) != sizes:
-            return f"it was made with {_sizes(layer.state.budget.mean)}, not {_sizes(sizes)}"
-        if layer.policy != first.policy:
-            return f"it was made with the policy {layer.policy.label!r}, not {first.policy.label!r}"
-        if layer.positions.shape[0] != 1:
-            return "it has several rows"
-        if _bits(layer) != _bits(first):
-            return f"it was made with bits={_bits(layer)}, not {_bits(first)}"
-        if cache.disposal != Drop():
-            return "it was made with disposal=, which pages do not support"
-        if layer.heads != first.heads:
-            return f"it was made with heads={layer.heads!r}, not {first.heads!r}"
-        if layer.shifts.any():
-            return 'it moved tokens to other positions (positions="cache"), which pages do not support'
-        if layer.table.pads.any():
-            return "its text has padding"
-        if layer.state.budget.table.unequal != first.state.budget.table.unequal:
-            return "it was made with another allocator"
+        mean, unequal = replace(layer.state.budget.mean, spans=()), layer.state.budget.table.unequal
+        reasons = (
+            (mean != sizes, f"it was made with {_sizes(mean)}, not {_sizes(sizes)}"),
+            (
+                layer.policy != first.policy,
+                f"it was made with the policy {layer.policy.label!r}, not {first.policy.label!r}",
+            ),
+            (layer.positions.shape[0] != 1, "it has several rows"),
+            (_bits(layer) != _bits(first), f"it was made with bits={_bits(layer)}, not {_bits(first)}"),
+            (cache.disposal != Drop(), "it was made with disposal=, which pages do not support"),
+            (layer.heads != first.heads, f"it was made with heads={layer.heads!r}, not {first.heads!r}"),
+            (layer.shifts.any(), 'it moved tokens to other positions (positions="cache"), which pages do not support'),
+            (layer.table.pads.any(), "its text has padding"),
+            (unequal != first.state.budget.table.unequal, "it was made with another allocator"),
+        )
+        for applies, reason in reasons:
+            if applies:
+                return reason
     return None
 
 

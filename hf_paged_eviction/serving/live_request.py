@@ -3,8 +3,9 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ..queries.observer import Observer
 from ..table.spans import Spans
 from .layout import Layout, Shares
 
@@ -25,6 +26,7 @@ class LiveRequest:
         seen: number of tokens seen, those of the prepared step included.
         coded: number of these that have codes, where tokens are rounded; no step in preparation included.
         scored: whether only the newest blocks lack scores.
+        observers: statistics of its queries, by layer; empty before the first, or if its policy needs none.
         error: why it failed in the present forward; None = it did not.
     """
 
@@ -37,6 +39,7 @@ class LiveRequest:
     seen: int = 0
     coded: int = 0
     scored: bool = False
+    observers: list[Observer] = field(default_factory=list)
     error: Exception | None = None
 
     @property

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..store.exact import Newest
+from ..store.columns import gather_slots
 
 #: All sets of all layers.
 ALL = slice(None)
@@ -16,20 +16,22 @@ Tokens = tuple[Tensor, Tensor, Tensor]
 
 
 class Kept(NamedTuple):
-    """The tokens of a layer that stay after a forward of several.
+    """The tokens of a layer that stay after a forward of several. Shapes: `n` slots of each set.
 
     Attributes:
-        indices: `[S, n]` int64, which of the tokens at hand each is.
-        positions: `[S, n]` int64, in the order of the text, -1 behind the last.
-        scores: `[S, n]` float32.
-        at: `[sum of held]` int64, index in `[S, n]` of each token that a set holds.
-        states: what `Pages.put` writes.
+        indices: `[S, n]` int64, which of the tokens at hand comes into each slot.
+        positions: `[S, n]` int64, in the order of the text, -1 behind the last of a set.
+        slots: `[S, n]` int64, numbers of the tokens in their sets; behind the last, the last is written again.
+        scores: `[S, n]` float32; None = not known.
+        first: number of slots in front that do not change.
+        states: what `Pages.write` writes.
     """
 
     indices: Tensor
     positions: Tensor
-    scores: Tensor
-    at: Tensor
+    slots: Tensor
+    scores: Tensor | None
+    first: int = 0
     states: tuple[Tensor, ...] = ()
 
 
@@ -71,8 +73,8 @@ class Pages(ABC):
         """
 
     @abstractmethod
-    def write(self, layer: int, places: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Write `[n, G, D]` to the places `[n]` of a layer."""
+    def write(self, layer: int, places: Tensor, states: tuple[Tensor, ...]) -> None:
+        """Write keys and values `[n, G, D]`, or what `pick` returned, to the places `[n]` of a layer."""
 
     @abstractmethod
     def read(self, layer: int, places: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,19 +84,13 @@ class Pages(ABC):
         """As `read`, where `places` `[n, S, m]` are those of the first tokens of each set."""
         return self.read(layer, places)
 
-    def read_all(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Copy the places `[n, L, S, m]` of all layers to keys and values `[n, L, H, m, D]`."""
+    def newest(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Copy the places `[n, L, S, m]` of newest tokens to keys and values `[n, L, H, m, D]`, not rounded."""
         states = zip(*(self.read(layer, places[:, layer]) for layer in range(places.shape[1])), strict=True)
         keys, values = (torch.stack(parts, dim=1) for parts in states)
         return keys, values
 
     # ---- tokens that are written after attention ------------------------------------------------------------------
-
-    def append(self, layer: int, number: int, places: Tensor, tokens: Tokens) -> None:
-        """Write the last of these tokens of a request to the places `[1, S, new]`; it holds the others."""
-        _, sets, new = places.shape
-        by_set = (part[0, :, -new:].unflatten(0, (sets, -1)).transpose(1, 2) for part in tokens[:2])
-        self.write(layer, places.flatten(), *(part.flatten(0, 1) for part in by_set))
 
     def pick(self, number: int, layer: int, tokens: Kept, keys: Tensor, values: Tensor, new: int) -> tuple[Tensor, ...]:
         """What has to be written of the tokens that stay in a layer of a request, before any of it is overwritten.
@@ -102,24 +98,14 @@ class Pages(ABC):
         Args:
             keys, values: `[1, H, n, D]`, the held tokens followed by `new` ones.
         """
-        sets = len(tokens.indices)
-        firsts = torch.arange(sets, device=self.device)[:, None] * keys.shape[2]
-        chosen = (tokens.indices + firsts).flatten()[tokens.at]
-        by_set = (states[0].unflatten(0, (sets, -1)).transpose(1, 2).flatten(0, 1) for states in (keys, values))
-        keys, values = (states[chosen] for states in by_set)
+        indices, sets = tokens.indices[None, :, tokens.first :], len(tokens.indices)
+        kept = (gather_slots(states, indices).unflatten(1, (sets, -1)) for states in (keys, values))
+        keys, values = (states.transpose(2, 3).flatten(0, 2) for states in kept)
         return keys, values
 
-    def newest(self, numbers: Tensor) -> Sequence[Newest]:
-        """Of these requests, the newest tokens in each layer, which have no codes yet; where tokens are rounded."""
-        raise NotImplementedError
-
     def encode(self, numbers: Tensor) -> None:
-        """Write the codes of these tokens."""
+        """Write the codes of single tokens of these requests that have none yet, where tokens are rounded."""
         raise NotImplementedError
-
-    def put(self, layer: int, places: Tensor, picked: tuple[Tensor, ...]) -> None:
-        """Write to the places `[n]` of a layer what `pick` returned."""
-        self.write(layer, places, *picked)
 
 
 def grown(table: Tensor, rows: int, value: int = 0) -> Tensor:

@@ -3,7 +3,7 @@
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ..table.spans import Spans
 from .contexts import ServedContext
@@ -35,37 +35,28 @@ class Prefixes:
         self._held: OrderedDict[bytes, ServedContext] = OrderedDict()
         self._passed: OrderedDict[bytes, None] = OrderedDict()
 
-    def digests(self, prompt: Sequence[int], spans: Spans, salt: str) -> tuple[bytes, ...]:
-        """Digests of the prompt up to each cut, with its protected spans.
+    def digests(self, prompt: Sequence[int], spans: Spans, salt: str) -> list[bytes]:
+        """Digests of the prompt up to each cut, with its protected spans; empty if nothing is kept.
 
         Args:
             salt: part of the digest, so requests with different salts share nothing.
         """
-        return tuple(self._digests(prompt, spans, salt)) if self._most_bytes else ()
-
-    def _digests(self, prompt: Sequence[int], spans: Spans, salt: str) -> Iterator[bytes]:
-        tokens = hashlib.blake2b(salt.encode(), digest_size=16)
-        for end in range(self.cut, len(prompt) + 1, self.cut):
+        tokens, digests = hashlib.blake2b(salt.encode(), digest_size=16), []
+        for end in range(self.cut, len(prompt) + 1, self.cut) if self._most_bytes else ():
             tokens.update(array("q", prompt[end - self.cut : end]).tobytes())
             protected = [(start, min(stop, end)) for start, stop in spans if start < end]
             digest = tokens.copy()
             digest.update(repr(protected).encode())
-            yield digest.digest()
+            digests.append(digest.digest())
+        return digests
 
     def match(self, digests: Sequence[bytes], most: int) -> ServedContext | None:
         """The context at the last of these cuts that has one, with at most so many tokens; None = none."""
         for digest in reversed(digests[: most // self.cut]):
             if digest in self._held:
+                self._held.move_to_end(digest)
                 return self._held[digest]
         return None
-
-    def use(self, context: ServedContext) -> None:
-        """Count a request that begins with this context."""
-        self.hits += context.seen
-        for digest, held in self._held.items():
-            if held is context:
-                self._held.move_to_end(digest)
-                return
 
     def wants(self, digest: bytes, is_last: bool) -> bool:
         """Whether to keep the context of a request that has reached this cut."""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..layer.paged import PagedLayer
-from ..policies.scorer import Scorer
-from ..queries.observers import Observers, Watched
+from ..policies import QueryCount, Statistics
+from ..queries.observer import Observer
 from ..ranking import KEEP, best_within, rank_keys
 from ..table.bounds import NOWHERE, bounds_of, inside
 from ..table.budget import BlockBudget
@@ -36,8 +36,9 @@ class RequestTable:
         block: `[R, Q]` int64, the block of a full set that new tokens overwrite.
         bounds: `[R, n]` int64, protected spans of each request, see `table/bounds.py`.
         recent: `[R]` int64, number of newest tokens that are protected.
-        observers: statistics of queries.
-        early: whether each token is scored once, before it is rounded.
+        observes: whether the policy needs statistics of queries.
+        early: whether each token is scored once, before it is rounded: several tokens when they come, single tokens
+            when their block is full.
 
     Args:
         sizes: sizes of the largest request.
@@ -50,9 +51,7 @@ class RequestTable:
         self.sizes, self.pages, self.layers, self.sets = sizes, pages, len(layers), sets
         self.capacity, self.block_size = sizes.capacity, sizes.block_size
         self._needs, self._unequal = layers[0].needs, layers[0].state.budget.table.unequal
-        self._scorers = [
-            Scorer(layer.policy, layer.heads, layer.layer_idx, layer.local_heads, layer.rotary) for layer in layers
-        ]
+        self._scorers, self.observes = [layer.state.scorer for layer in layers], self._needs.queries
         self._together = (
             self._needs.token_local
             and not self._needs.by_layer
@@ -60,15 +59,13 @@ class RequestTable:
             and all(layer.rotary is layers[0].rotary for layer in layers)
         )
         self.early = pages.rounds and self._needs.token_local
-        places = [(layer.local_heads, layer.rotary) for layer in layers]
-        self.observers = Observers(layers[0].policy, sizes.block_size, places)
         device, all_sets = pages.device, len(layers) * sets
         self.positions = torch.zeros(1, dtype=torch.int64, device=device)
         self.scores = torch.zeros(1, device=device)
         self.block = torch.zeros(0, all_sets, dtype=torch.int64, device=device)
         self.bounds = torch.zeros(0, 2, dtype=torch.int64, device=device)
         self.recent = torch.zeros(0, dtype=torch.int64, device=device)
-        self._layouts = torch.zeros(2, 0, all_sets, dtype=torch.int64, device=device)
+        self._layouts = torch.zeros(0, 2, all_sets, dtype=torch.int64, device=device)
 
     @property
     def device(self) -> torch.device:
@@ -83,18 +80,16 @@ class RequestTable:
 
     def add(self, request: LiveRequest, rows: int) -> None:
         """Add a request, whose pages are reserved; the table then has so many rows."""
-        bounds = bounds_of([request.spans], self.sizes.protected, 1, self.device)
-        self.block, self.recent, self.bounds = (
-            grown(table, rows, value) for table, value in ((self.block, 0), (self.recent, 0), (self.bounds, NOWHERE))
+        bounds = bounds_of([request.spans], self.sizes.protected, 1, self.device)[0]
+        self.block, self.recent, self._layouts = (
+            grown(table, rows) for table in (self.block, self.recent, self._layouts)
         )
-        self._layouts = grown(self._layouts.transpose(0, 1), rows).transpose(0, 1)
         self.positions, self.scores = (grown(table, self.pages.size + 1) for table in (self.positions, self.scores))
-        self.bounds = grown(self.bounds.T, bounds.shape[1], NOWHERE).T.contiguous()
+        self.bounds = grown(grown(self.bounds, rows, NOWHERE).T, len(bounds), NOWHERE).T.contiguous()
         self.bounds[request.number] = NOWHERE
-        self.bounds[request.number, : bounds.shape[1]] = bounds[0]
+        self.bounds[request.number, : len(bounds)] = bounds
         self.recent[request.number] = request.shares.sizes.recent
         self._note_layout(request, request.layout)
-        self.observers.add(request.number, request.capacity)
 
     def give(self, request: LiveRequest, layout: Layout) -> None:
         """Change the layout of a request."""
@@ -103,25 +98,19 @@ class RequestTable:
 
     def _note_layout(self, request: LiveRequest, layout: Layout) -> None:
         request.layout = layout
-        self._layouts[:, request.number] = torch.tensor(
-            [layout.limits, layout.full_at], dtype=torch.int64, device=self.device
-        )
+        self._layouts[request.number] = torch.tensor([layout.limits, layout.full_at], device=self.device)
+
+    def numbers(self, requests: Sequence[LiveRequest], coming: int = 0) -> tuple[Tensor, Tensor]:
+        """`[n]` rows of these requests, and the tokens that they have seen before the last `coming`."""
+        numbers = [(request.number, request.seen - coming) for request in requests]
+        rows, seen = torch.tensor(numbers, device=self.device).unbind(-1)
+        return rows, seen
 
     # ---- where tokens are -----------------------------------------------------------------------------------------
 
-    def next_places(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """The places `[n, Q]` of new tokens, which are noted.
-
-        Args:
-            rows, positions: `[n]` row and position of each token.
-        """
-        places = self.pages.places(rows, self.next_in_set(rows, positions)[..., None])[..., 0]
-        self.positions[places] = positions[:, None].expand_as(places)
-        return places
-
     def next_in_set(self, rows: Tensor, positions: Tensor) -> Tensor:
         """The numbers `[n, Q]` of new tokens in their sets: behind the others, or in the block that is overwritten."""
-        limits, full_at = self._layouts[:, rows]
+        limits, full_at = self._layouts[rows].unbind(1)
         past = positions[:, None] - full_at
         in_block = self.block[rows] * self.block_size + past % self.block_size
         numbers: Tensor = torch.where(past < 0, limits + past, in_block)
@@ -129,7 +118,7 @@ class RequestTable:
 
     def held_in(self, rows: Tensor, seen: Tensor, sets: slice | Tensor = ALL) -> Tensor:
         """Number of tokens `[n, q]` in some sets after `seen` `[n]` tokens."""
-        limits, full_at = self._layouts[:, rows][..., sets]
+        limits, full_at = self._layouts[rows][..., sets].unbind(1)
         held: Tensor = limits - (full_at - seen[:, None]).clamp_min(0)
         return held
 
@@ -145,103 +134,111 @@ class RequestTable:
         at = torch.arange(width, device=self.device)
         return self.pages.places(rows, at.minimum(count - 1), of_layer), at < count
 
-    def positions_in(self, places: Tensor, used: Tensor) -> Tensor:
-        """Positions of the tokens in these places, -1 where unused."""
-        return self.positions[places].masked_fill(~used, -1)
+    def tokens(self, request: LiveRequest, layer: int, seen: int) -> Tokens:
+        """The tokens that a request holds in a layer after `seen` tokens; positions are -1 behind the last of a set."""
+        row, count = (torch.tensor([number], device=self.device) for number in (request.number, seen))
+        width = max(request.layout.held(seen)[self.of_layer(layer)])
+        places, used = self.held(layer, row, count, width)
+        return (*self.pages.read_first(layer, places), self.positions[places].masked_fill(~used, -1))
 
     # ---- one token at a time: the lowest block goes ---------------------------------------------------------------
 
     def choose(self, requests: Sequence[LiveRequest]) -> None:
         """Choose the next block to overwrite, for all sets of these requests whose block is used up."""
         full = [request for request in requests if request.seen - 1 >= request.layout.growing_until]
+        if self.early:
+            self.score_newest([request for request in requests if request.seen > 1], coming=1)
+        else:
+            self.score_newest([request for request in full if request.scored], coming=1)
+            unknown = [request for request in full if not request.scored]
+            groups = [[request] for request in unknown] if self._needs.queries else [unknown] if unknown else []
+            for group in groups:
+                self._score_all(group)
         if not full:
             return
-        partly_scored = [request for request in full if request.scored and self._needs.token_local]
-        if partly_scored and not self.early:
-            self._score_blocks(partly_scored)
-        fresh = [request for request in full if not (request.scored and self._needs.token_local)]
-        groups = [[request] for request in fresh] if self._needs.queries else [fresh] if fresh else []
-        for group in () if self.early else groups:
-            self._score_all(group)
         rows, seen = self.numbers(full, coming=1)
-        left = self._layouts[1, rows] - seen[:, None]  # places that have never held a token
+        left = self._layouts[rows, 1] - seen[:, None]  # places that have never held a token
         lowest = self._lowest(rows, seen, max(max(request.layout.limits) for request in full))
         self.block[rows] = torch.where((left <= 0) & (left % self.block_size == 0), lowest, self.block[rows])
         for request in full:
-            request.scored = True
-
-    def numbers(self, requests: Sequence[LiveRequest], coming: int = 0) -> tuple[Tensor, Tensor]:
-        """`[n]` rows of these requests, and the tokens that they have seen before the last `coming`."""
-        numbers = [(request.number, request.seen - coming) for request in requests]
-        rows, seen = torch.tensor(numbers, device=self.device).unbind(-1)
-        return rows, seen
-
-    def _newest(self, rows: Tensor, seen: Tensor) -> Tensor:
-        """`[n, Q]`, the block that new tokens came into last."""
-        limits, full_at = self._layouts[:, rows]
-        left = full_at - seen[:, None]
-        newest: Tensor = torch.where(left < 0, self.block[rows], (limits - left - 1) // self.block_size)
-        return newest
+            request.scored = self._needs.token_local
 
     def _lowest(self, rows: Tensor, seen: Tensor, most: int) -> Tensor:
         """`[n, Q]`, the block that goes first; `most` tokens that a set may hold."""
-        size, limits = self.block_size, self._layouts[0, rows]
+        size, limits = self.block_size, self._layouts[rows, 0]
         at = torch.arange(most, device=self.device)
         places = self.pages.places(rows, at.minimum(limits[..., None] - 1))
-        used = at < self.held_in(rows, seen)[..., None]
-        by_block = self.positions_in(places, used).unflatten(-1, (-1, size))
-        scores = self.scores[places].masked_fill(~used, torch.nan).unflatten(-1, (-1, size)).mean(-1)
+        unused = at >= self.held_in(rows, seen)[..., None]
+        by_block = self.positions[places].masked_fill(unused, -1).unflatten(-1, (-1, size))
+        scores = self.scores[places].masked_fill(unused, torch.nan).unflatten(-1, (-1, size)).mean(-1)
         safe = inside(self.bounds[rows], by_block).any(-1) | (at[: most // size] >= (limits // size)[..., None])
-        newest, recent = self._newest(rows, seen), seen - self.recent[rows]
+        newest, recent = self._newest_block(rows, seen), seen - self.recent[rows]
         return ranks_of_blocks(scores, by_block, safe, newest, recent, self._needs.absolute_noise).argmin(-1)
+
+    def _newest_block(self, rows: Tensor, seen: Tensor) -> Tensor:
+        """`[n, Q]`, the block that the last token came into."""
+        return self.next_in_set(rows, seen - 1) // self.block_size
+
+    # ---- queries --------------------------------------------------------------------------------------------------
+
+    def observer(self, request: LiveRequest, layer: int, key: Tensor) -> Observer:
+        """The statistics of a layer of a request, which has keys like these."""
+        if not request.observers:
+            request.observers = [
+                Observer(scorer.policy, self.block_size, scorer.local_heads, scorer.rotary) for scorer in self._scorers
+            ]
+            for observer in request.observers:
+                observer.start(1, key.shape[1], request.capacity, key.device)
+        return request.observers[layer]
+
+    def _observed(self, request: LiveRequest, layer: int, positions: Tensor) -> tuple[Statistics, QueryCount | None]:
+        """What the policy is told of the tokens at `positions` `[1, S, n]`, in slot order."""
+        if not request.observers:
+            return {}, None
+        observer = request.observers[layer]
+        return observer.statistics(positions), observer.count
 
     # ---- scores ---------------------------------------------------------------------------------------------------
 
-    def _room(self, requests: Sequence[LiveRequest], rows: Tensor, layer: int) -> int | Tensor:
-        """Tokens that the sets of a layer may hold, as policies are told."""
-        if self._unequal or len({request.capacity for request in requests}) > 1:
-            return self._layouts[0, rows, self.of_layer(layer)][..., None]
-        return requests[0].capacity
+    def _budget(self, requests: Sequence[LiveRequest], limits: Tensor) -> int | Tensor:
+        """Tokens that sets with these `limits` `[n, S]` may hold, as policies are told."""
+        capacities = {request.capacity for request in requests}
+        return limits[..., None] if self._unequal or len(capacities) > 1 else capacities.pop()
 
     def _score_all(self, requests: Sequence[LiveRequest]) -> None:
         rows, seen = self.numbers(requests, coming=1)
         for layer, scorer in enumerate(self._scorers):
-            places, used = self.held(layer, rows, seen, self.width(layer, requests))
-            positions = self.positions_in(places, used)
-            observed = self.observers.statistics(requests[0].number, layer, positions)
-            states = self.pages.read_first(layer, places)
-            budget = self._room(requests, rows, layer)
-            self._note_scores(places, used, scorer(*states, positions, seen, *observed, budget))
+            of_layer = self.of_layer(layer)
+            width = max(max(request.layout.held(request.seen)[of_layer]) for request in requests)
+            places, used = self.held(layer, rows, seen, width)
+            positions = self.positions[places].masked_fill(~used, -1)
+            observed = self._observed(requests[0], layer, positions)
+            budget = self._budget(requests, self._layouts[rows, 0, of_layer])
+            scores = scorer(*self.pages.read_first(layer, places), positions, seen, *observed, budget)
+            self._note_scores(places, used, scores)
 
-    def width(self, layer: int, requests: Sequence[LiveRequest]) -> int:
-        """Largest number of tokens in a set of this layer, over these requests."""
-        return max(max(request.layout.held(request.seen)[self.of_layer(layer)]) for request in requests)
-
-    def _score_blocks(self, requests: Sequence[LiveRequest]) -> None:
-        """Score the newest block of each set; the scores of the other blocks are known."""
-        rows, seen = self.numbers(requests, coming=1)
-        at = self._newest(rows, seen)[..., None] * self.block_size + torch.arange(self.block_size, device=self.device)
+    def score_newest(self, requests: Sequence[LiveRequest], coming: int = 0) -> None:
+        """Score the newest block of each set, before the last `coming` tokens; the scores of other blocks are known."""
+        if not requests:
+            return
+        rows, seen = self.numbers(requests, coming)
+        at = self._newest_block(rows, seen)[..., None] * self.block_size
+        at = at + torch.arange(self.block_size, device=self.device)
         used = at < self.held_in(rows, seen)[..., None]
         places = self.pages.places(rows, at).unflatten(1, (self.layers, self.sets))  # [n, L, S, P]
         used = used.view(places.shape)
-        positions = self.positions_in(places, used)
+        positions = self.positions[places].masked_fill(~used, -1)
+        keys, values = self.pages.newest(places)
         if self._together:
-            keys, values = (part.flatten(0, 1) for part in self.pages.read_all(places))
-            seen = seen.repeat_interleave(self.layers)
-            scores = self._scorers[0](keys, values, positions.flatten(0, 1), seen).view(places.shape)
+            states = keys.flatten(0, 1), values.flatten(0, 1), positions.flatten(0, 1)
+            scores = self._scorers[0](*states, seen.repeat_interleave(self.layers)).view(places.shape)
         else:
-            scores = torch.stack(
-                [
-                    scorer(
-                        *self.pages.read(layer, places[:, layer]),
-                        positions[:, layer],
-                        seen,
-                        budget=self._room(requests, rows, layer),
-                    )
-                    for layer, scorer in enumerate(self._scorers)
-                ],
-                dim=1,
-            )
+            limits = self._layouts[rows, 0].unflatten(1, (self.layers, self.sets))
+            of_layers = []
+            for layer, scorer in enumerate(self._scorers):
+                budget = self._budget(requests, limits[:, layer])
+                of_layers.append(scorer(keys[:, layer], values[:, layer], positions[:, layer], seen, budget=budget))
+            scores = torch.stack(of_layers, dim=1)
         self._note_scores(places, used, scores)
 
     def _note_scores(self, places: Tensor, used: Tensor, scores: Tensor) -> None:
@@ -249,7 +246,7 @@ class RequestTable:
 
     # ---- several tokens: the best stay ----------------------------------------------------------------------------
 
-    def best(self, request: LiveRequest, layer: int, layout: Layout, tokens: Watched, new: int) -> Kept:
+    def best(self, request: LiveRequest, layer: int, layout: Layout, tokens: Tokens, new: int) -> Kept:
         """Choose the best of the tokens of a forward and the tokens held before it.
 
         Args:
@@ -257,93 +254,53 @@ class RequestTable:
             layout: the number of tokens of each set that stay.
             tokens: the tokens of this layer, of which the last `new` have just come.
         """
-        keys, values, positions, observed = tokens
-        row = torch.tensor([request.number], device=self.device)
-        seen = torch.tensor([request.seen], device=self.device)
-        of_layer = self.of_layer(layer)
-        limits, held = layout.limits[of_layer], layout.held(request.seen)[of_layer]
-        slots = torch.tensor([limits], dtype=torch.int64, device=self.device)
-        budget = slots[..., None] if self._unequal else request.capacity
+        keys, values, positions = tokens
+        (row, seen), of_layer = self.numbers([request]), self.of_layer(layer)
+        limits, width = torch.tensor([layout.limits[of_layer]], device=self.device), max(layout.limits[of_layer])
+        held = torch.tensor([layout.held(request.seen)[of_layer]], device=self.device)
         if self.early:
             scores = self._known_and_new(request, layer, tokens, new)
         else:
-            scores = self._scorers[layer](keys, values, positions, seen, *observed, budget)
+            observed = self._observed(request, layer, positions)
+            scores = self._scorers[layer](keys, values, positions, seen, *observed, self._budget([request], limits))
         rank = rank_keys(scores, positions, positions >= 0, self._needs.absolute_noise)
         safe = inside(self.bounds[row], positions) | (positions > seen - 1 - request.shares.sizes.recent)
-        kept_indices, at = best_within(rank.masked_fill(safe & (positions >= 0), KEEP), positions, slots, max(limits))
-        # Where fewer are held than there are slots, places without a token come first: turn them to the end.
-        places, count = torch.arange(max(limits), device=self.device), slots.new_tensor(held)[:, None]
-        order = (places + slots[0, :, None] - count).clamp_max(max(limits) - 1)
-        kept_indices, at = kept_indices[0].gather(-1, order), at[0].gather(-1, order).masked_fill(places >= count, -1)
-        self.observers.settle(request.number, layer, kept_indices[None])
-        flat = spread(range(0, len(held) * max(limits), max(limits)), held, self.device)
-        kept = Kept(kept_indices, at, scores[0].gather(-1, kept_indices), flat)
+        (indices,), (at,) = best_within(rank.masked_fill(safe, KEEP), positions, held, width)
+        slots = torch.arange(width, device=self.device).minimum(held[0, :, None] - 1)
+        indices = indices.gather(-1, slots)
+        if self.observes:
+            request.observers[layer].settle(indices[None], width)
+        kept = Kept(indices, at, slots, scores[0].gather(-1, indices))
+        return kept._replace(states=self.pages.pick(request.number, layer, kept, keys, values, new))
+
+    def all_of(self, request: LiveRequest, layer: int, tokens: Tokens, new: int) -> Kept:
+        """All of these tokens, where they fit; the held ones stay where they are."""
+        keys, values, positions = tokens
+        at = torch.arange(positions.shape[-1], device=self.device).expand(self.sets, -1)
+        scores = self._known_and_new(request, layer, tokens, new)[0] if self.early else None
+        kept = Kept(at, positions[0], at, scores, first=positions.shape[-1] - new)
         return kept._replace(states=self.pages.pick(request.number, layer, kept, keys, values, new))
 
     def put(self, request: LiveRequest, layer: int, kept: Kept) -> None:
-        """Replace the tokens of a layer; the pages know how many its sets may hold."""
-        row = torch.tensor([request.number], device=self.device)
-        at = torch.arange(kept.positions.shape[1], device=self.device)
-        places = self.pages.places(row, at.expand(1, self.sets, -1), self.of_layer(layer)).flatten()[kept.at]
-        self.pages.put(layer, places, kept.states)
-        self.positions[places] = kept.positions.flatten()[kept.at]
-        self.scores[places] = kept.scores.flatten()[kept.at]
+        """Write the tokens of a layer that stay; the pages know how many its sets may hold."""
+        row, of_layer = torch.tensor([request.number], device=self.device), self.of_layer(layer)
+        places = self.pages.places(row, kept.slots[None, :, kept.first :], of_layer)
+        self.pages.write(layer, places.flatten(), kept.states)
+        self.positions[places[0]] = kept.positions.gather(-1, kept.slots)[:, kept.first :]
+        if kept.scores is not None:
+            self.scores[places[0]] = kept.scores[:, kept.first :]
+            request.scored = self._needs.token_local
 
-    # ---- several tokens that fit ----------------------------------------------------------------------------------
-
-    def places_behind(self, request: LiveRequest, new: int) -> Tensor:
-        """The places `[1, Q, new]` of the last `new` tokens of a request, all of which stay; they are noted."""
-        row = torch.tensor([request.number], device=self.device)
-        at = torch.arange(request.seen - new, request.seen, device=self.device)
-        places = self.pages.places(row, at[None, None])
-        self.positions[places] = at
-        return places
-
-    def append(self, request: LiveRequest, layer: int, places: Tensor, tokens: Tokens) -> None:
-        """Write the last tokens of a layer to their places `[1, Q, new]`."""
-        own = places[:, self.of_layer(layer)]
-        if self.early:
-            self.scores[own] = self._scores_of_new(request, layer, tokens, own.shape[-1])
-        self.pages.append(layer, request.number, own, tokens)
-
-    # ---- tokens that will be rounded: each is scored once, before -------------------------------------------------
-
-    def _known_and_new(self, request: LiveRequest, layer: int, tokens: Watched, new: int) -> Tensor:
-        """Scores `[1, S, n]` of the held tokens, which are known, and of `new` ones behind them."""
-        row, count = (torch.tensor([number], device=self.device) for number in (request.number, request.seen - new))
-        held, parts = tokens.keys.shape[2] - new, []
-        if held:
-            places, _ = self.held(layer, row, count, held)
-            parts.append(self.scores[places])
-        if new:
-            parts.append(self._scores_of_new(request, layer, tokens[:3], new))
-        return torch.cat(parts, dim=-1)
-
-    def _scores_of_new(self, request: LiveRequest, layer: int, tokens: Tokens, new: int) -> Tensor:
-        keys, values, positions = tokens
-        seen = torch.tensor([request.seen], device=self.device)
-        return self._scorers[layer](keys[:, :, -new:], values[:, :, -new:], positions[..., -new:], seen)
-
-    def note_waiting(self, requests: Sequence[LiveRequest]) -> None:
-        """Score the single tokens of requests that wait for their codes."""
-        rows, seen = self.numbers(requests)
-        for layer, newest in enumerate(self.pages.newest(rows) if self.early else ()):
-            slots, positions, waits = (part[:, : self.sets] for part in (newest.slots, newest.positions, newest.waits))
-            scores = self._scorers[layer](newest.keys, newest.values, positions, seen)
-            self._note_scores(self.pages.places(rows, slots, self.of_layer(layer)), waits, scores)
+    def _known_and_new(self, request: LiveRequest, layer: int, tokens: Tokens, new: int) -> Tensor:
+        """Scores `[1, S, n]` of the held tokens, which are known, and of `new` ones, which will be rounded."""
+        (row, seen), (keys, values, positions) = self.numbers([request]), tokens
+        held = keys.shape[2] - new
+        scores = self.scores[self.held(layer, row, seen - new, held)[0]]
+        if not new:
+            return scores
+        came = keys[:, :, held:], values[:, :, held:], positions[..., held:]
+        return torch.cat([scores, self._scorers[layer](*came, seen)], dim=-1)
 
     def encode(self, requests: Sequence[LiveRequest]) -> None:
-        """Score the single tokens of requests that wait for their codes, and encode them."""
-        self.note_waiting(requests)
+        """Encode the single tokens of requests that wait for their codes."""
         self.pages.encode(self.numbers(requests)[0])
-
-
-def spread(starts: Sequence[int], counts: Sequence[int], device: torch.device) -> Tensor:
-    """Concatenate ranges: `counts[i]` numbers from `starts[i]` on, `[sum of counts]` int64."""
-    if len(starts) == 1:
-        return torch.arange(starts[0], starts[0] + counts[0], device=device)
-    total = sum(counts)
-    ends = torch.tensor([*counts], device=device)
-    moved = torch.tensor([*starts], device=device) - (ends.cumsum(0) - ends)
-    numbers: Tensor = moved.repeat_interleave(ends, output_size=total) + torch.arange(total, device=device)
-    return numbers

@@ -5,7 +5,7 @@ from collections import deque
 from transformers.generation.continuous_batching.requests import FutureRequestState, RequestState, RequestStatus
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler, Scheduler
 
-from .allocator import BoundedAllocator, Start
+from .allocator import BatchedRequest, BoundedAllocator
 from .failures import IsolatedRouter
 from .live_request import log_failure
 from .sampling import reads_prompt
@@ -153,11 +153,11 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
         wants = state.status != RequestStatus.DECODING and reads_prompt(state)
         if wants and self._reads_prompt:
             return False  # the logits of one chunk are enough for a forward
-        start = self.bounded.prepare(state) if state.status == RequestStatus.PENDING else None
-        count = self._next(state, start.read if start else 0)
+        request = self.bounded.prepare(state) if state.status == RequestStatus.PENDING else None
+        count = self._next(state, request.read if request else 0)
         if count > self._left or len(self.batch) == self.max_requests_per_batch:
             return False
-        if start is not None and not self._admit(state, start, count):
+        if request is not None and not self._admit(state, request, count):
             return False
         allocators = self.cache.cache_allocators.values()
         read = max(allocator.get_seqlen_k(state.position_offset, count) for allocator in allocators) - count
@@ -180,10 +180,10 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
         rest = len(state.remaining_prefill_tokens) - skipped
         return min(rest, self._cut_at - (len(state.initial_tokens) - rest) % self._cut_at)
 
-    def _admit(self, state: RequestState, start: Start, count: int) -> bool:
-        if not (self._admits and self.bounded.has_room(start) and self.cache.can_store_request_tokens(state, count)):
+    def _admit(self, state: RequestState, request: BatchedRequest, count: int) -> bool:
+        if not (self._admits and self.bounded.has_room(request) and self.cache.can_store_request_tokens(state, count)):
             return False
-        state.position_offset = 0 if start.context is None else start.context.seen
-        state.remaining_prefill_tokens = state.remaining_prefill_tokens[start.read :]
+        state.position_offset = request.seen
+        state.remaining_prefill_tokens = state.remaining_prefill_tokens[request.read :]
         self.active_requests[state.request_id] = self.waiting_requests.pop(state.request_id)
         return True

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ..queries.observer import Queries
-from ..queries.observers import Watched
 from .layout import Layout
 from .live_request import LiveRequest, alone
 from .pages import Kept, Tokens
@@ -25,7 +24,6 @@ class Entry:
         request: the request, which counts these tokens as seen.
         first: index of the first token in the forward.
         count: number of tokens.
-        before: layout before the forward.
         layout: layout after the forward, if the sets have to choose their best tokens; None = all tokens fit, or one
             token overwrites another.
     """
@@ -33,7 +31,6 @@ class Entry:
     request: LiveRequest
     first: int
     count: int
-    before: Layout
     layout: Layout | None
 
     @property
@@ -70,21 +67,22 @@ class Step:
         """Add the next `count` tokens of a request."""
         shares = request.shares
         if count == 1 and shares.foreseen is not None and request.seen == shares.capacity:
-            if self._request_table.pages.rounds:
-                self._for_all(self._request_table.encode, [request])
-                request.coded = request.seen
             self._share_out(request, shares.limits(shares.foreseen, request.spans))
         request.seen += count
         layout = None
         if count > 1 and request.seen > shares.capacity:
             layout = request.layout.choosing(shares.limits(request.seen, request.spans), request.seen, count)
-        self.entries.append(Entry(request, self.count, count, request.layout, layout))
+        self.entries.append(Entry(request, self.count, count, layout))
         self.count += count
 
     def _due(self) -> Sequence[LiveRequest]:
         """Requests that bring one token, for which some set needs another block."""
         size = self._request_table.block_size
-        return [entry.request for entry in self.entries if entry.count == 1 and entry.before.is_due(entry.seen, size)]
+        return [
+            entry.request
+            for entry in self.entries
+            if entry.count == 1 and entry.request.layout.is_due(entry.seen, size)
+        ]
 
     def _for_all(self, work: Callable[[Sequence[LiveRequest]], None], requests: Sequence[LiveRequest]) -> None:
         """Do this for all these requests; if that fails, for each alone, to find those that fail."""
@@ -97,32 +95,31 @@ class Step:
 
     def _share_out(self, request: LiveRequest, limits: Sequence[int]) -> None:
         """Let the sets of a request that single tokens have filled keep their best tokens, within new limits."""
-        table, layout = self._request_table, request.layout.choosing(limits, request.seen, 0)
+        table, seen = self._request_table, request.seen
+        if table.early:
+            table.score_newest([request])
+        if table.pages.rounds:
+            table.encode([request])
+            request.coded = seen
+        layout = request.layout.choosing(limits, seen, 0)
         kept_tokens = [
-            table.best(request, layer, layout, self._watched(request, layer), 0) for layer in range(table.layers)
+            table.best(request, layer, layout, table.tokens(request, layer, seen), 0) for layer in range(table.layers)
         ]
         table.give(request, layout)
         for layer, tokens in enumerate(kept_tokens):
             table.put(request, layer, tokens)
-        request.scored = True
-
-    def _watched(self, request: LiveRequest, layer: int) -> Watched:
-        """What a request holds in a layer, and what has been seen of queries."""
-        keys, values, positions = self._held(request, layer, request.seen)
-        return Watched(
-            keys, values, positions, self._request_table.observers.statistics(request.number, layer, positions)
-        )
 
     # ---- each layer ----------------------------------------------------------------------------------------------
 
     def _see_single(self, request: LiveRequest, layer: int, queries: Queries) -> None:
         """Note the queries of a request that brings one token."""
         table, size = self._request_table, self._request_table.block_size
-        table.observers.see_one(request.number, layer, queries)
+        observer = table.observer(request, layer, queries.key)
+        observer.keep(queries, None)
         if request.layout.is_due(request.seen, size):
-            keys, _, positions = self._held(request, layer, request.seen)
-            in_step = request.layout.in_step(size)
-            table.observers.block_filled(request.number, layer, keys, positions, request.seen, in_step)
+            keys, _, positions = table.tokens(request, layer, request.seen)
+            (_, seen), due = table.numbers([request]), torch.ones(1, dtype=torch.bool, device=table.device)
+            observer.observe_block(keys, positions, seen, due, request.layout.in_step(size))
 
     def _with_held(self, entry: Entry, layer: int, keys: Tensor, values: Tensor) -> Tokens:
         """The held tokens of a request in a layer, followed by its new ones; `[tokens, H, D]` of the whole forward."""
@@ -131,31 +128,23 @@ class Step:
         new = tuple(tensor[entry.tokens].transpose(0, 1)[None] for tensor in (keys, values))
         if not entry.seen:
             return new[0], new[1], came
-        *states, positions = self._held(request, layer, entry.seen)
+        *states, positions = table.tokens(request, layer, entry.seen)
         keys, values = (torch.cat(pair, dim=2) for pair in zip(states, new, strict=True))
         return keys, values, torch.cat([positions, came], dim=-1)
 
-    def _held(self, request: LiveRequest, layer: int, seen: int) -> Tokens:
-        """The tokens that a request holds in a layer after `seen` tokens."""
-        table = self._request_table
-        row, count = (torch.tensor([number], device=table.device) for number in (request.number, seen))
-        width = max(request.layout.held(seen)[table.of_layer(layer)])
-        places, used = table.held(layer, row, count, width)
-        return (*table.pages.read_first(layer, places), table.positions_in(places, used))
-
     def _seen_together(self, entry: Entry, layer: int, queries: Queries, tokens: Tokens) -> None:
         """Note the queries of a request that brings several tokens, and choose those that stay."""
-        table, number, positions = self._request_table, entry.request.number, tokens[2]
-        held = positions.shape[-1] - entry.count
-        observed = table.observers.see_several(number, layer, queries, positions, held)
-        if entry.layout is None:
-            table.observers.settle(number, layer, None)
-        else:
-            best = table.best(entry.request, layer, entry.layout, Watched(*tokens, observed), entry.count)
-            self._keep(entry, layer, entry.layout, best)
+        table, request, positions = self._request_table, entry.request, tokens[2]
+        if table.observes:
+            observer, held = table.observer(request, layer, queries.key), positions.shape[-1] - entry.count
+            observer.observe_many(queries, positions, positions[:, 0, held:], held, all_real=True)
+            if entry.layout is None:
+                observer.settle(None, request.capacity)
+        if entry.layout is not None:
+            self._keep(entry, layer, entry.layout, table.best(request, layer, entry.layout, tokens, entry.count))
 
-    def _keep(self, entry: Entry, layer: int, layout: Layout, tokens: Kept) -> None:
+    def _keep(self, entry: Entry, layer: int, layout: Layout, kept: Kept) -> None:
         """Replace the tokens of a layer, before those of the layers behind it are read."""
         table = self._request_table
         table.pages.give(entry.request.number, layout.limits, table.of_layer(layer))
-        table.put(entry.request, layer, tokens)
+        table.put(entry.request, layer, kept)

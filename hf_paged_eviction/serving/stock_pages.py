@@ -87,13 +87,13 @@ class StockPages(Pages):
 
     # ---- contexts: all that a request holds -----------------------------------------------------------------------
 
-    def save(self, number: int, counts: Sequence[int]) -> tuple[Tensor, ...]:
-        """Copies of the first tokens of each set of a request."""
-        return self.copy(self.first(number, counts))
+    def save(self, number: int, places: Tensor) -> tuple[Tensor, ...]:
+        """Copies of the tokens in all places `[n]` of a request, see `first`."""
+        return self.copy(places)
 
-    def load(self, number: int, counts: Sequence[int], states: tuple[Tensor, ...]) -> None:
+    def load(self, number: int, places: Tensor, states: tuple[Tensor, ...]) -> None:
         """Write what `save` returned of another request."""
-        self.write(0, self.first(number, counts), *states)
+        self.write(0, places, states)
 
     # ---- attention ------------------------------------------------------------------------------------------------
 
@@ -104,7 +104,8 @@ class StockPages(Pages):
 
     def put_singles(self, layer: int, numbers: Tensor, places: Tensor, keys: Tensor, values: Tensor) -> None:
         """Put a token `[n, H, D]` of each of these requests into the places `[n, S]`."""
-        self.write(layer, places.flatten(), *(part.reshape(-1, *self.keys.shape[1:]) for part in (keys, values)))
+        of_sets = (part.reshape(-1, *self.keys.shape[1:]) for part in (keys, values))
+        self.write(layer, places.flatten(), tuple(of_sets))
 
     def attend(
         self, layer: int, numbers: Tensor, places: Tensor, used: Tensor | None, query: Tensor, logits: Logits
@@ -123,26 +124,23 @@ class StockPages(Pages):
 
     # ---- tokens ---------------------------------------------------------------------------------------------------
 
-    def write(self, layer: int, places: Tensor, keys: Tensor, values: Tensor) -> None:
+    def write(self, layer: int, places: Tensor, states: tuple[Tensor, ...]) -> None:
         """See `Pages.write`."""
         rows = self.rows.view(-1)[places]
-        self.keys.index_copy_(0, rows, keys)
-        self.values.index_copy_(0, rows, values)
+        for memory, part in zip((self.keys, self.values), states, strict=True):
+            memory.index_copy_(0, rows, part)
 
-    def copy(self, places: Tensor) -> tuple[Tensor, Tensor]:
+    def copy(self, places: Tensor) -> tuple[Tensor, ...]:
         """Copy places `[...]` to keys and values `[..., G, D]`."""
-        rows = self.rows.view(-1)[places.flatten()]
-        keys, values = (
-            states.index_select(0, rows).view(*places.shape, *states.shape[1:]) for states in (self.keys, self.values)
-        )
-        return keys, values
+        rows, memories = self.rows.view(-1)[places.flatten()], (self.keys, self.values)
+        return tuple(memory.index_select(0, rows).view(*places.shape, *memory.shape[1:]) for memory in memories)
 
     def read(self, layer: int, places: Tensor) -> tuple[Tensor, Tensor]:
         """See `Pages.read`."""
         keys, values = (states.transpose(2, 3).flatten(1, 2) for states in self.copy(places))
         return keys, values
 
-    def read_all(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Pages.read_all`."""
+    def newest(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Pages.newest`."""
         keys, values = (states.transpose(3, 4).flatten(2, 3) for states in self.copy(places))
         return keys, values

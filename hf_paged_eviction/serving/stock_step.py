@@ -1,5 +1,6 @@
 """One forward of transformers' continuous batching: the slots of its tokens and their attention."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -33,81 +34,66 @@ class StockStep(Step):
         self._singles: list[Entry] = []
         self._counts: list[Sequence[int]] = []  # tokens of each set, with these
         self._widths: list[int] = []  # of each set, most tokens of a request
-        self._behind: dict[int, Tensor] = {}  # places of several tokens that fit, by the first of them
-        self._new: tuple[Tensor, Tensor] | None = None
-        self._moves: list[tuple[Entry, int, Kept]] = []
+        self._moves = defaultdict[int, list[tuple[int, Kept]]](list)  # layers and tokens, by the first of a request
 
     # ---- the first layer -----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Choose victims for blocks that are used up, and the slots of all tokens. Reads no tensor."""
         self.begun, table = True, self._request_table
-        due = self._due()
-        if not self._encode_waiting() and due and table.early:
-            self._for_all(table.note_waiting, due)
+        self._encode_waiting()
         self._singles = [entry for entry in self.entries if entry.count == 1]
         self._counts = [entry.request.layout.held(entry.request.seen) for entry in self._singles]
         self._widths = [max(set_counts) for set_counts in zip(*self._counts, strict=True)]
-        if due:
+        if due := self._due():
             self._for_all(table.choose, due)
         single = [(entry.first, entry.request.number, entry.request.seen) for entry in self._singles]
         first, self._numbers, self._seen = (
             torch.tensor(single, dtype=torch.int64, device="cpu").view(-1, 3).to(table.device).unbind(-1)
         )
         self._first = slice(None) if len(single) == self.count else first
-        places = table.next_places(self._numbers, self._seen - 1)
+        positions = self._seen - 1
+        places = table.pages.places(self._numbers, table.next_in_set(self._numbers, positions)[..., None])[..., 0]
+        table.positions[places] = positions[:, None].expand_as(places)
         self._places = places.unflatten(1, (table.layers, table.sets)).transpose(0, 1)  # [L, n, S]
-        for entry in self.entries:
-            if entry.count > 1 and entry.layout is None:
-                with alone(entry.request, "read"):
-                    self._behind[entry.first] = table.places_behind(entry.request, entry.count)
 
-    def _encode_waiting(self) -> bool:
+    def _encode_waiting(self) -> None:
         """Encode the tokens that wait, of all requests, when one has a block of them or brings several tokens."""
-        if not self._pages.rounds:
-            return False
         size, waits = self._request_table.block_size, [entry for entry in self.entries if entry.waiting]
-        due = any(entry.count > 1 or entry.waiting >= size for entry in waits)
-        if due:
+        if self._pages.rounds and any(entry.count > 1 or entry.waiting >= size for entry in waits):
             self._for_all(self._request_table.encode, [entry.request for entry in waits])
+            for entry in waits:
+                entry.request.coded = entry.seen
         for entry in self.entries:
             if entry.count > 1:
                 entry.request.coded = entry.request.seen
-            elif due:
-                entry.request.coded = entry.seen
-        return due
 
     # ---- each layer ----------------------------------------------------------------------------------------------
 
-    def take(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Take in the new tokens of a layer, `[new, H, D]`, all requests one after the other."""
-        self._new = keys, values
-        if self._singles:
-            own = keys[self._first], values[self._first]
-            self._pages.put_singles(layer, self._numbers, self._places[layer], *own)
-
-    def attend(self, layer: int, query: Tensor, logits: Logits) -> Tensor:
+    def attend(self, layer: int, keys: Tensor, values: Tensor, query: Tensor, logits: Logits) -> Tensor:
         """Attention of the new tokens of a layer, followed by eviction.
 
         Args:
+            keys, values: `[new, H, D]`, all requests one after the other.
             query: `[1, query_heads, new, D]`.
 
         Returns:
             `[1, new, query_heads, D]`.
         """
-        if self._new is None:
-            raise RuntimeError("Attention ran before the cache had the new tokens of this layer.")
-        (keys, values), self._new = self._new, None
         output = query.new_empty(query.shape[2], query.shape[1], query.shape[3])
         if self._singles:
+            single_k, single_v = keys[self._first], values[self._first]
+            self._pages.put_singles(layer, self._numbers, self._places[layer], single_k, single_v)
             output[self._first] = self._attend_one_by_one(layer, query[0, :, self._first].transpose(0, 1), logits)
-            if self._request_table.observers.any:
-                self._see_singles(layer, query, keys, logits)
         for entry in self.entries:
-            if entry.count > 1 and entry.request.error is None:
+            if entry.request.error is None and (entry.count > 1 or self._request_table.observes):
                 with alone(entry.request, "read"):
                     own = query[:, :, entry.tokens]
-                    output[entry.tokens] = self._attend_together(entry, layer, own, keys, values, logits)
+                    if entry.count > 1:
+                        output[entry.tokens] = self._attend_together(entry, layer, own, keys, values, logits)
+                    else:
+                        new = keys[entry.tokens].transpose(0, 1)[None]
+                        self._see_single(entry.request, layer, Queries(own, new, logits))
             if entry.request.error is not None:
                 output[entry.tokens] = 0
         if layer == self._request_table.layers - 1:
@@ -120,33 +106,21 @@ class StockStep(Step):
         table = self._request_table
         of_layer, sets = table.of_layer(layer), table.sets
         groups = size_classes(self._widths[of_layer], self._pages.least_saved(len(self._singles)))
-        if len(groups) == 1:
-            return self._attend_sets(layer, query, logits, range(sets), None)
         of_sets, output = query.unflatten(1, (sets, -1)), torch.empty_like(query)
         for group in groups:
-            some = torch.tensor(group, device=table.device)
-            sinks = None if logits.sinks is None else logits.sinks.view(sets, -1)[some].flatten()
-            own = of_sets[:, some].flatten(1, 2)
-            part = self._attend_sets(layer, own, replace(logits, sinks=sinks), group, some)
+            some, own, own_logits = None, query, logits
+            if len(groups) > 1:
+                some = torch.tensor(group, device=table.device)
+                sinks = None if logits.sinks is None else logits.sinks.view(sets, -1)[some].flatten()
+                own, own_logits = of_sets[:, some].flatten(1, 2), replace(logits, sinks=sinks)
+            counts = {held[of_layer.start + at] for held in self._counts for at in group}
+            places, used = table.held(layer, self._numbers, self._seen, max(counts), some)
+            mask = None if len(counts) == 1 else used
+            part = self._pages.attend(layer, self._numbers, places, mask, own[:, :, None], own_logits)[:, :, 0]
+            if some is None:
+                return part
             output.unflatten(1, (sets, -1))[:, some] = part.unflatten(1, (len(group), -1))
         return output
-
-    def _attend_sets(
-        self, layer: int, query: Tensor, logits: Logits, group: Sequence[int], sets: Tensor | None
-    ) -> Tensor:
-        """Attention of the query heads `[n, query_heads, D]` of some sets, `sets` and `group`, or of all."""
-        first = layer * self._request_table.sets
-        counts = {held[first + at] for held in self._counts for at in group}
-        places, used = self._request_table.held(layer, self._numbers, self._seen, max(counts), sets)
-        mask = None if len(counts) == 1 else used
-        return self._pages.attend(layer, self._numbers, places, mask, query[:, :, None], logits)[:, :, 0]
-
-    def _see_singles(self, layer: int, query: Tensor, new: Tensor, logits: Logits) -> None:
-        """Note the queries of the requests that bring one token each; `new` `[new, H, D]` keys of the forward."""
-        for entry in self._singles:
-            with alone(entry.request, "observed"):
-                own = Queries(query[:, :, entry.tokens], new[entry.tokens].transpose(0, 1)[None], logits)
-                self._see_single(entry.request, layer, own)
 
     def _attend_together(
         self, entry: Entry, layer: int, query: Tensor, new_keys: Tensor, new_values: Tensor, logits: Logits
@@ -159,29 +133,26 @@ class StockStep(Step):
             self._pages.meet(layer, entry.request.number, keys, values)
         self._seen_together(entry, layer, Queries(query, keys, logits), tokens)
         if entry.layout is None:
-            self._request_table.append(entry.request, layer, self._behind[entry.first], tokens)
+            table = self._request_table
+            table.put(entry.request, layer, table.all_of(entry.request, layer, tokens, entry.count))
         return output[0].transpose(0, 1)
 
-    def _keep(self, entry: Entry, layer: int, layout: Layout, tokens: Kept) -> None:
+    def _keep(self, entry: Entry, layer: int, layout: Layout, kept: Kept) -> None:
         """See `Step._keep`. Slots of another layout may belong to a layer that is not read yet."""
-        if layout.limits == entry.before.limits:
-            self._request_table.put(entry.request, layer, tokens)
+        if layout.limits == entry.request.layout.limits:
+            self._request_table.put(entry.request, layer, kept)
         else:
-            self._moves.append((entry, layer, tokens))
+            self._moves[entry.first].append((layer, kept))
 
     def _end(self) -> None:
         """Finish the forward, after all layers."""
-        request_table = self._request_table
+        table = self._request_table
         for entry in self.entries:
             if entry.layout is not None and entry.request.error is None:
                 with alone(entry.request, "evicted"):
-                    request_table.give(entry.request, entry.layout)
-                    entry.request.scored = True
-        for entry, layer, tokens in self._moves:
-            if entry.request.error is None:
-                with alone(entry.request, "evicted"):
-                    request_table.put(entry.request, layer, tokens)
-        self._moves = []
+                    table.give(entry.request, entry.layout)
+                    for layer, kept in self._moves.pop(entry.first, ()):
+                        table.put(entry.request, layer, kept)
 
 
 def size_classes(widths: Sequence[int], least_saved: float) -> list[list[int]]:

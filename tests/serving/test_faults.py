@@ -33,30 +33,27 @@ LENGTHS = (40, 9, 33, 14)
 CALLS = {
     "hf_paged_eviction.serving.scheduler.FixedCutScheduler": "_why_refused _next _admit",
     "hf_paged_eviction.serving.allocator.BoundedAllocator": (
-        "prepare _shares_of has_room plan _keep_prefix allocate_cache_to_request"
+        "prepare has_room plan _keep_prefix allocate_cache_to_request"
     ),
     "hf_paged_eviction.serving.options.ServingOptions": "spans_of sizes_of pages",
-    "hf_paged_eviction.serving.prefixes.Prefixes": "digests match use wants keep",
+    "hf_paged_eviction.serving.prefixes.Prefixes": "digests match wants keep",
     "hf_paged_eviction.serving.stock_pages.StockPages": "reserve",
     "hf_paged_eviction.serving.contexts.ServedContext": "begin held_by",
     "hf_paged_eviction.serving.request_table.RequestTable": (
-        "add choose best give put places_behind append note_waiting _score_all"
+        "add choose best all_of give put score_newest encode _score_all"
     ),
     "hf_paged_eviction.serving.step.Step": "add _with_held _seen_together _see_single",
     "hf_paged_eviction.serving.stock_step.StockStep": "_attend_together",
-    "hf_paged_eviction.serving.coded_pages.CodedPages": "reserve meet append pick save encode",
-    "hf_paged_eviction.queries.observers.Observers": (
-        "add forget give copies see_several see_one settle block_filled statistics"
-    ),
+    "hf_paged_eviction.serving.coded_pages.CodedPages": "reserve meet pick write save",
+    "hf_paged_eviction.queries.observer.Observer": "start observe_many settle keep observe_block statistics",
     "hf_paged_eviction_server.sampling.Sampler": "choose _changed _draw _note note_prompt",
 }
 #: Those that only policies with statistics call.
-_WATCHED = {"_see_single", "see_one", "block_filled"}
+_WATCHED = {"_see_single"}
 #: Those that only pages in few bits call.
-_CODED = {"note_waiting"}
-#: Where victims of several requests are chosen together, and then of each alone if that fails; where a request that has
-#: its answer is forgotten.
-_REPEATED = {"choose", "_score_all", "statistics", "note_waiting", "encode", "forget"}
+_CODED = {"score_newest", "encode"}
+#: Where victims of several requests are chosen together, and then of each alone if that fails.
+_REPEATED = {"choose", "_score_all", "statistics", "score_newest", "encode", "write"}
 _TRANSFORMERS = "transformers.generation.continuous_batching"
 #: Calls of transformers' loop that take in a token of one request, or end one.
 LOOP = {
@@ -133,7 +130,7 @@ def test_these_are_the_lone_answers() -> None:
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
 @pytest.mark.parametrize(("path", "name"), CASES, ids=[name for _, name in CASES])
 def test_one_fault_fails_one_request(path: str, name: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = "watching" if name in _WATCHED or "observers" in path else "lone"
+    kind = "watching" if name in _WATCHED or "observer" in path else "lone"
     kind = "coded" if "coded" in path or name in _CODED else kind
     wanted, counts = undisturbed(kind)
     before, count = counts[path, name]
@@ -270,7 +267,7 @@ def test_no_room_is_of_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
 
     prompts, has_room = texts([20, 9]), BoundedAllocator.has_room
     monkeypatch.setattr(
-        BoundedAllocator, "has_room", lambda bounded, start: len(start.prompt) < 20 and has_room(bounded, start)
+        BoundedAllocator, "has_room", lambda bounded, request: len(request.prompt) < 20 and has_room(bounded, request)
     )
     with batching(model_of(), pool(8), **OPTIONS) as turned:
         for at, prompt in enumerate(prompts):

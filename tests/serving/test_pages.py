@@ -85,7 +85,7 @@ def test_cancelled_while_it_waits_reads_or_answers(steps: int) -> None:
         turned.manager.cancel_request("unknown")
         turned.run()
         assert turned.free == 2 * BOUND
-        assert not turned.bounded._starts
+        assert not turned.bounded._prepared
     assert "0" not in turned.answers
     assert turned.answers["1"] == alone(model_of(), texts([60, 45])[1], 20, **OPTIONS)
 

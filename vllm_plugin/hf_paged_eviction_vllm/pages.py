@@ -149,8 +149,9 @@ class GroupPages(Pages):
         at = (numbers // self.sets).clamp_max(self.blocks.shape[1] - 1)
         return self.blocks[rows[:, None, None], at].long() * self.sets + numbers % self.sets
 
-    def write(self, layer: int, places: Tensor, keys: Tensor, values: Tensor) -> None:
+    def write(self, layer: int, places: Tensor, states: tuple[Tensor, ...]) -> None:
         """See `Pages.write`."""
+        keys, values = states
         self.layers[layer].write(keys, values, places - layer * self._of_layer)
 
     def read(self, layer: int, places: Tensor) -> tuple[Tensor, Tensor]:

@@ -81,8 +81,8 @@ class VllmStep(Step):
         """What attention reads where all sets are equal: one sequence for each request, its pages are blocks."""
         lengths, own, new = [], [], []
         for entry in self.entries:
-            held, chooses = entry.before.held(entry.seen)[0], entry.layout is not None
-            lengths.append(held + entry.count if chooses else entry.before.held(entry.request.seen)[0])
+            held, chooses = entry.request.layout.held(entry.seen)[0], entry.layout is not None
+            lengths.append(held + entry.count if chooses else entry.request.layout.held(entry.request.seen)[0])
             count = -(-held // self.pages.slots)
             own.append(count if chooses else 1 << 30)
             new.append(max(entry.seen // self.pages.slots, count) - count)
@@ -96,8 +96,8 @@ class VllmStep(Step):
     def batches(self) -> list[Batch]:
         """What attention reads in each layer where sets differ: a sequence for each request and set."""
         table, entries = self._request_table, self.entries
-        held = self._of_sets([entry.before.held(entry.seen) for entry in entries])
-        later = self._of_sets([entry.before.held(entry.request.seen) for entry in entries])
+        held = self._of_sets([entry.request.layout.held(entry.seen) for entry in entries])
+        later = self._of_sets([entry.request.layout.held(entry.request.seen) for entry in entries])
         count, chooses = np.array([(entry.count, entry.layout is not None) for entry in entries]).T[..., None, None]
         lengths = np.where(chooses > 0, held + count, later)  # [n, L, S]
         at = torch.arange(-(-int(lengths.max()) // self.pages.slots), device=table.device)[None, None]
@@ -120,7 +120,7 @@ class VllmStep(Step):
         """Write the new tokens of a layer, `[tokens, KV heads, D]`, to their places."""
         sets = self._request_table.sets
         of_sets = (part[: self.count].reshape(self.count * sets, -1, part.shape[-1]) for part in (keys, values))
-        self.pages.write(layer, self._places[layer], *of_sets)
+        self.pages.write(layer, self._places[layer], tuple(of_sets))
 
     def after(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, logits: Logits) -> None:
         """Observe the queries of a layer, and evict, after attention.
@@ -130,7 +130,7 @@ class VllmStep(Step):
             keys, values: `[tokens, KV heads, D]`.
         """
         table = self._request_table
-        observes = table.observers.any
+        observes = table.observes
         query = query.clone() if observes else query  # vLLM may write over it
         for entry in self.entries:
             own = query[entry.tokens].transpose(0, 1)[None]
@@ -143,4 +143,3 @@ class VllmStep(Step):
         for entry in self.entries if layer == table.layers - 1 else ():
             if entry.layout is not None:
                 table.give(entry.request, entry.layout)
-                entry.request.scored = True
