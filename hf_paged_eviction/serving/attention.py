@@ -25,13 +25,8 @@ _HARMLESS = frozenset(
 )
 
 
-class _Handover(threading.local):
-    """The layer whose tokens came last and were not attended to so far, and its attention."""
-
-    waiting: tuple[int, Callable[[Tensor, Logits], Tensor]] | None = None
-
-
-_handover = _Handover()
+#: `waiting`: the layer whose tokens came last in this thread and were not attended to so far, and its attention.
+_handover = threading.local()
 
 
 def hand_over(layer_idx: int, attend: Callable[[Tensor, Logits], Tensor]) -> None:
@@ -73,9 +68,10 @@ def attention_in_pages(
         raise ValueError("Attention to pages has no dropout: call model.eval().")
     check_understood(module, {name: argument for name, argument in kwargs.items() if name not in _HARMLESS}, IN_PAGES)
     logits = Logits(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux)
-    waiting, _handover.waiting = _handover.waiting, None
+    waiting = vars(_handover).pop("waiting", None)
     if waiting is not None and getattr(module, "layer_idx", waiting[0]) == waiting[0]:
-        return waiting[1](query, logits), None
+        output: Tensor = waiting[1](query, logits)
+        return output, None
     ends = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
     seen = visible_one_behind_the_other(ends, query.shape[2], key.shape[2], getattr(module, "sliding_window", None))
     output = compare(query, key, value, seen[None, None], logits)

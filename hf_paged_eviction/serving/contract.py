@@ -121,12 +121,10 @@ def check_attributes(owner: object, paths: str) -> None:
     Raises:
         UnsupportedTransformersError: with what has moved, and the releases that were tested.
     """
-    _refuse_moved([f"{type(owner).__name__}.{path} is gone" for path in paths.split() if not _has(owner, path)])
-
-
-def _has(owner: object, path: str) -> bool:
-    try:
-        attrgetter(path)(owner)
-    except AttributeError:
-        return False
-    return True
+    gone = []
+    for path in paths.split():
+        try:
+            attrgetter(path)(owner)
+        except AttributeError:
+            gone.append(f"{type(owner).__name__}.{path} is gone")
+    _refuse_moved(gone)
