@@ -150,17 +150,17 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         """Number of pages to take now: all for a new request, none later."""
         if request_id in self.requests:
             return 0
-        prepared = self._prepared.get(request_id)
-        return self.options.pages(self.page_tokens) if prepared is None else prepared.pages
+        if request_id not in self._prepared:  # tokens that no scheduler chose, to warm up
+            self._prepared[request_id] = self._request(request_id, None, self.options.spans_of())
+        return self._prepared[request_id].pages
 
     def allocate_cache_to_request(self, request_id: str, past_length: int, query_length: int) -> None:
         """Take the pages of a new request, and a row."""
         if request_id in self.requests:
             return
-        request, table = self._prepared.pop(request_id, None), self.request_table
-        if request is None:  # tokens that no scheduler chose, to warm up
-            request = self._request(request_id, None, self.options.spans_of())
-        blocks = self.block_table[request_id] = self.pool.get_free_blocks(self.index, request.pages)
+        count = self.needs_new_blocks(request_id, past_length, query_length)
+        request, table = self._prepared.pop(request_id), self.request_table
+        blocks = self.block_table[request_id] = self.pool.get_free_blocks(self.index, count)
         if not self._free_rows:
             more = 2 * max(self._rows, 4)
             self._free_rows, self._rows = [*range(more - 1, self._rows - 1, -1)], more
@@ -205,8 +205,8 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
 
     def get_seqlen_k(self, past_length: int, query_length: int) -> int:
         """Largest number of tokens that the queries of a request attend to."""
-        held = min(past_length, self.request_table.capacity)
-        return held if query_length == 1 and held == self.request_table.capacity else held + query_length
+        held, budget = min(past_length, self.options.budget), self.options.budget
+        return held if query_length == 1 and held == budget else held + query_length
 
     def get_read_indices(self, request_id: str, past_length: int, query_length: int) -> list[int]:
         """Empty, because the slots to read are known only when the forward runs."""

@@ -108,7 +108,7 @@ class Pages(ABC):
         raise NotImplementedError
 
 
-def grown(table: Tensor, rows: int, value: int = 0) -> Tensor:
-    """The table with at least so many rows."""
+def grown(table: Tensor, rows: int) -> Tensor:
+    """The table with at least so many rows, new ones zero."""
     more = rows - len(table)
-    return torch.cat([table, table.new_full((more, *table.shape[1:]), value)]) if more > 0 else table
+    return torch.cat([table, table.new_zeros(more, *table.shape[1:])]) if more > 0 else table

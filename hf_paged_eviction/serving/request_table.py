@@ -15,7 +15,7 @@ from ..layer.paged import PagedLayer
 from ..policies import QueryCount, Statistics
 from ..queries.observer import Observer
 from ..ranking import KEEP, best_within, rank_keys
-from ..table.bounds import NOWHERE, bounds_of, inside
+from ..table.bounds import bounds_of, inside
 from ..table.budget import BlockBudget
 from ..table.victims import ranks_of_blocks
 from .layout import Layout
@@ -34,8 +34,6 @@ class RequestTable:
         positions: `[places + 1]` int64, position of the token in each place. The last place is a dummy.
         scores: `[places + 1]` float32, as of the last choice.
         block: `[R, Q]` int64, the block of a full set that new tokens overwrite.
-        bounds: `[R, n]` int64, protected spans of each request, see `table/bounds.py`.
-        recent: `[R]` int64, number of newest tokens that are protected.
         observes: whether the policy needs statistics of queries.
         early: whether each token is scored once, before it is rounded: several tokens when they come, single tokens
             when their block is full.
@@ -49,7 +47,7 @@ class RequestTable:
 
     def __init__(self, sizes: BlockBudget, layers: Sequence[PagedLayer], pages: Pages, sets: int) -> None:
         self.sizes, self.pages, self.layers, self.sets = sizes, pages, len(layers), sets
-        self.capacity, self.block_size = sizes.capacity, sizes.block_size
+        self.block_size = sizes.block_size
         self._needs, self._unequal = layers[0].needs, layers[0].state.budget.table.unequal
         self._scorers, self.observes = [layer.state.scorer for layer in layers], self._needs.queries
         self._together = (
@@ -63,9 +61,7 @@ class RequestTable:
         self.positions = torch.zeros(1, dtype=torch.int64, device=device)
         self.scores = torch.zeros(1, device=device)
         self.block = torch.zeros(0, all_sets, dtype=torch.int64, device=device)
-        self.bounds = torch.zeros(0, 2, dtype=torch.int64, device=device)
-        self.recent = torch.zeros(0, dtype=torch.int64, device=device)
-        self._layouts = torch.zeros(0, 2, all_sets, dtype=torch.int64, device=device)
+        self._layouts = torch.zeros(0, 2, all_sets, dtype=torch.int64, device=device)  # limits, then `full_at`
 
     @property
     def device(self) -> torch.device:
@@ -80,15 +76,8 @@ class RequestTable:
 
     def add(self, request: LiveRequest, rows: int) -> None:
         """Add a request, whose pages are reserved; the table then has so many rows."""
-        bounds = bounds_of([request.spans], self.sizes.protected, 1, self.device)[0]
-        self.block, self.recent, self._layouts = (
-            grown(table, rows) for table in (self.block, self.recent, self._layouts)
-        )
+        self.block, self._layouts = grown(self.block, rows), grown(self._layouts, rows)
         self.positions, self.scores = (grown(table, self.pages.size + 1) for table in (self.positions, self.scores))
-        self.bounds = grown(grown(self.bounds, rows, NOWHERE).T, len(bounds), NOWHERE).T.contiguous()
-        self.bounds[request.number] = NOWHERE
-        self.bounds[request.number, : len(bounds)] = bounds
-        self.recent[request.number] = request.shares.sizes.recent
         self._note_layout(request, request.layout)
 
     def give(self, request: LiveRequest, layout: Layout) -> None:
@@ -158,22 +147,30 @@ class RequestTable:
             return
         rows, seen = self.numbers(full, coming=1)
         left = self._layouts[rows, 1] - seen[:, None]  # places that have never held a token
-        lowest = self._lowest(rows, seen, max(max(request.layout.limits) for request in full))
+        lowest = self._lowest(full, rows, seen)
         self.block[rows] = torch.where((left <= 0) & (left % self.block_size == 0), lowest, self.block[rows])
         for request in full:
             request.scored = self._needs.token_local
 
-    def _lowest(self, rows: Tensor, seen: Tensor, most: int) -> Tensor:
-        """`[n, Q]`, the block that goes first; `most` tokens that a set may hold."""
+    def _lowest(self, requests: Sequence[LiveRequest], rows: Tensor, seen: Tensor) -> Tensor:
+        """`[n, Q]`, the block that goes first."""
         size, limits = self.block_size, self._layouts[rows, 0]
+        most = max(max(request.layout.limits) for request in requests)
         at = torch.arange(most, device=self.device)
         places = self.pages.places(rows, at.minimum(limits[..., None] - 1))
         unused = at >= self.held_in(rows, seen)[..., None]
         by_block = self.positions[places].masked_fill(unused, -1).unflatten(-1, (-1, size))
         scores = self.scores[places].masked_fill(unused, torch.nan).unflatten(-1, (-1, size)).mean(-1)
-        safe = inside(self.bounds[rows], by_block).any(-1) | (at[: most // size] >= (limits // size)[..., None])
-        newest, recent = self._newest_block(rows, seen), seen - self.recent[rows]
+        beyond = at[: most // size] >= (limits // size)[..., None]
+        safe = inside(self._bounds(requests), by_block).any(-1) | beyond
+        newest = self._newest_block(rows, seen)
+        recent = seen - torch.tensor([request.shares.sizes.recent for request in requests], device=self.device)
         return ranks_of_blocks(scores, by_block, safe, newest, recent, self._needs.absolute_noise).argmin(-1)
+
+    def _bounds(self, requests: Sequence[LiveRequest]) -> Tensor:
+        """Protected spans, see `table/bounds.py`."""
+        spans = [request.spans for request in requests]
+        return bounds_of(spans, self.sizes.protected, len(requests), self.device)
 
     def _newest_block(self, rows: Tensor, seen: Tensor) -> Tensor:
         """`[n, Q]`, the block that the last token came into."""
@@ -255,7 +252,7 @@ class RequestTable:
             tokens: the tokens of this layer, of which the last `new` have just come.
         """
         keys, values, positions = tokens
-        (row, seen), of_layer = self.numbers([request]), self.of_layer(layer)
+        (_, seen), of_layer = self.numbers([request]), self.of_layer(layer)
         limits, width = torch.tensor([layout.limits[of_layer]], device=self.device), max(layout.limits[of_layer])
         held = torch.tensor([layout.held(request.seen)[of_layer]], device=self.device)
         if self.early:
@@ -264,7 +261,7 @@ class RequestTable:
             observed = self._observed(request, layer, positions)
             scores = self._scorers[layer](keys, values, positions, seen, *observed, self._budget([request], limits))
         rank = rank_keys(scores, positions, positions >= 0, self._needs.absolute_noise)
-        safe = inside(self.bounds[row], positions) | (positions > seen - 1 - request.shares.sizes.recent)
+        safe = inside(self._bounds([request]), positions) | (positions > seen - 1 - request.shares.sizes.recent)
         (indices,), (at,) = best_within(rank.masked_fill(safe, KEEP), positions, held, width)
         slots = torch.arange(width, device=self.device).minimum(held[0, :, None] - 1)
         indices = indices.gather(-1, slots)
