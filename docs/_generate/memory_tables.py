@@ -54,8 +54,8 @@ def rows(model: str) -> tuple[dict[str, Any], DataFrame]:
 def memory(model: str) -> str:
     """The table of a model: caches at shares of the memory."""
     facts, frame = rows(model)
-    header = ("cache", "memory", "text: nats lost", *_QUESTIONS)
-    lines = [["full cache", "1", "0", *("100" for _ in _QUESTIONS)], *_lines(frame, tuple(_CACHES))]
+    header = ("cache", "memory", "bits", "text: nats lost", *_QUESTIONS)
+    lines = [["full cache", "1", "16", "0", *("100" for _ in _QUESTIONS)], *_lines(frame, tuple(_CACHES))]
     return f"{table(header, lines)}\n\n{_note(facts, frame)}"
 
 
@@ -65,7 +65,14 @@ def _lines(frame: DataFrame, caches: Sequence[str]) -> Iterator[list[str]]:
             group = frame[(frame["cache"] == name) & (frame["share"] == share)]
             cells = [_lost(frame, group), *(_right(_asked(group, *question)) for question in _QUESTIONS.values())]
             if any(cells):
-                yield [_CACHES[name], title, *cells]
+                yield [_CACHES[name], title, _bits(group), *cells]
+
+
+def _bits(group: DataFrame) -> str:
+    """Bits of a number, where they differ of keys and of values."""
+    (chosen,) = {tuple(bits) for bits in group["bits"].dropna()} or {(None, None)}
+    keys, values = (bits or 16 for bits in chosen)
+    return str(keys) if keys == values else f"{keys}, {values}"
 
 
 def _asked(frame: DataFrame, use: str, of_four: bool | None) -> DataFrame:
@@ -88,8 +95,6 @@ def _note(facts: dict[str, Any], frame: DataFrame) -> str:
     prepared = frame[frame["cache"] == "prepared"]
     counts = {share: _counts(prepared[prepared["share"] == share]) for share in _SHARES}
     one, known, four, twelve, texts = most = max(counts.values())
-    bits = sorted({tuple(held) for held in prepared["bits"].dropna()})
-    chosen = ", ".join(f"{k} bits" if k == v else f"keys in {k} bits and values in {v}" for k, v in bits)
     fewer = {count: [_SHARES[share] for share in counts if counts[share] == count] for count in counts.values()}
     rest = "".join(
         f" At {' and '.join(titles)} of the memory: {', '.join(map(str, count[:-1]))} and {count[-1]}."
@@ -99,9 +104,9 @@ def _note(facts: dict[str, Any], frame: DataFrame) -> str:
     missing = [title for share, title in _SHARES.items() if not any(counts[share])]
     without = f" Not measured: {' and '.join(missing)} of the memory." if missing else ""
     return (
-        f"{MODELS[facts['model']]} in {facts['dtype']}. Memory: of keys and values in 16 bits; the default stores "
-        f"{chosen}. Right answers: of prompts of about 900 tokens that the full cache answers, {one} with one fact "
-        f"(unknown), {known} (known), {four} with four keys, {twelve} questions about one of twelve passkeys. "
+        f"{MODELS[facts['model']]} in {facts['dtype']}. Memory: of keys and values in 16 bits. Bits: of a number, or "
+        f"of keys and of values. Right answers: of prompts of about 900 tokens that the full cache answers, {one} with "
+        f"one fact (unknown), {known} (known), {four} with four keys, {twelve} questions about one of twelve passkeys. "
         f"Nats: the 128 tokens behind {texts} texts of 896 tokens.{rest}{without}"
     )
 
