@@ -343,7 +343,8 @@ def run(options: argparse.Namespace) -> None:
     best = PagedEvictionCache(model.config, "1MiB")
     chosen = {"policy": type(best.policy).__name__, "bits": best.bits, "allocator": type(best.allocator).__name__}
     subject = {"model": options.name, "dtype": options.dtype, "seed": SEED, "length": LENGTH, "prepared": chosen}
-    rows, caches = Rows(options.rows / f"{options.name}.jsonl", json.loads(json.dumps(subject))), Caches(model.config)
+    path = options.rows / f"{options.name}_{options.dtype}.jsonl"
+    rows, caches = Rows(path, json.loads(json.dumps(subject))), Caches(model.config)
     for number, wanted in enumerate(STAGES[: options.stages], 1):
         streams = {uses: prompts(tokenizer, uses[0]) for uses in USES}
         done = dict.fromkeys(USES, 0)

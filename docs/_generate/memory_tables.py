@@ -6,10 +6,9 @@ import gzip
 import json
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any
 
 from measured import RESULTS
-from pandas import DataFrame
+from pandas import DataFrame, concat
 from real_rows import cell, percent
 from writing import table
 
@@ -42,21 +41,21 @@ _FEWEST = 10
 
 
 @cache
-def rows(model: str) -> tuple[dict[str, Any], DataFrame]:
-    """What the run was, and its rows; none if the model was not measured."""
-    path = RESULTS / "memory" / f"{model}.jsonl.gz"
-    if not path.exists():
-        return {}, DataFrame(columns=["cache", "use", "share", "right", "loss", "prompt"])
-    facts, *lines = map(json.loads, gzip.decompress(path.read_bytes()).decode().splitlines())
-    return facts, DataFrame(lines)
+def rows(model: str) -> DataFrame:
+    """The rows of a model, each with the `dtype` that it ran in; none if the model was not measured."""
+    frames = [DataFrame(columns=["cache", "use", "share", "bits", "right", "loss", "prompt", "dtype"])]
+    for path in sorted((RESULTS / "memory").glob(f"{model}_*.jsonl.gz")):
+        facts, *lines = map(json.loads, gzip.decompress(path.read_bytes()).decode().splitlines())
+        frames.append(DataFrame(lines).assign(dtype=facts["dtype"]))
+    return concat(frames, ignore_index=True)
 
 
 def memory(model: str) -> str:
     """The table of a model: caches at shares of the memory."""
-    facts, frame = rows(model)
+    frame = rows(model)
     header = ("cache", "memory", "bits", "text: nats lost", *_QUESTIONS)
     lines = [["full cache", "1", "16", "0", *("100" for _ in _QUESTIONS)], *_lines(frame, tuple(_CACHES))]
-    return f"{table(header, lines)}\n\n{_note(facts, frame)}"
+    return f"{table(header, lines)}\n\n{_note(MODELS[model], frame)}"
 
 
 def _lines(frame: DataFrame, caches: Sequence[str]) -> Iterator[list[str]]:
@@ -81,9 +80,10 @@ def _asked(frame: DataFrame, use: str, of_four: bool | None) -> DataFrame:
 
 
 def _lost(frame: DataFrame, group: DataFrame) -> str:
-    full = frame[(frame["cache"] == "full") & (frame["use"] == "text")].set_index("prompt")["loss"]
     texts = group[group["use"] == "text"]
-    return cell(texts["loss"] - texts["prompt"].map(full), 3) if len(texts) >= _FEWEST else ""
+    full = frame[frame["cache"] == "full"]
+    both = texts.merge(full, on=["use", "prompt", "dtype"], suffixes=("", "_full"))
+    return cell(both["loss"] - both["loss_full"], 3) if len(texts) >= _FEWEST else ""
 
 
 def _right(group: DataFrame) -> str:
@@ -91,7 +91,7 @@ def _right(group: DataFrame) -> str:
     return percent(group["right"].fillna(False).astype(float)) if len(group) >= _FEWEST else ""
 
 
-def _note(facts: dict[str, Any], frame: DataFrame) -> str:
+def _note(model: str, frame: DataFrame) -> str:
     prepared = frame[frame["cache"] == "prepared"]
     counts = {share: _counts(prepared[prepared["share"] == share]) for share in _SHARES}
     one, known, four, twelve, texts = most = max(counts.values())
@@ -103,12 +103,21 @@ def _note(facts: dict[str, Any], frame: DataFrame) -> str:
     )
     missing = [title for share, title in _SHARES.items() if not any(counts[share])]
     without = f" Not measured: {' and '.join(missing)} of the memory." if missing else ""
+    usual, *others = prepared["dtype"].value_counts().index if len(prepared) else frame["dtype"].unique()
+    also = "".join(
+        f" (after `prepare` at {' and '.join(_titles(prepared[prepared['dtype'] == dtype]))} in {dtype})"
+        for dtype in others
+    )
     return (
-        f"{MODELS[facts['model']]} in {facts['dtype']}. Memory: of keys and values in 16 bits. Bits: of a number, or "
+        f"{model} in {usual}{also}. Memory: of keys and values in 16 bits. Bits: of a number, or "
         f"of keys and of values. Right answers: of prompts of about 900 tokens that the full cache answers, {one} with "
         f"one fact (unknown), {known} (known), {four} with four keys, {twelve} questions about one of twelve passkeys. "
         f"Nats: the 128 tokens behind {texts} texts of 896 tokens.{rest}{without}"
     )
+
+
+def _titles(rows: DataFrame) -> list[str]:
+    return [title for share, title in _SHARES.items() if share in set(rows["share"])]
 
 
 def _counts(prepared: DataFrame) -> tuple[int, ...]:
