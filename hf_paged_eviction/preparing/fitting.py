@@ -149,10 +149,11 @@ def _fit_layer(train: Sequence[Seen], held_out: Sequence[Seen]) -> tuple[LayerSc
 
 def _means(windows: Sequence[Seen]) -> tuple[Tensor, Tensor]:
     """The mean key and the mean value of a layer, see `LayerScore`."""
-    keys = sum(usable(unit(seen.keys.double())).sum(1) for seen in windows)
-    values = sum(usable(seen.values.double()).sum(1) for seen in windows)
+    none = torch.zeros((), dtype=torch.float64, device=windows[0].keys.device)
+    keys = sum((usable(unit(seen.keys.double())).sum(1) for seen in windows), none)
+    values = sum((usable(seen.values.double()).sum(1) for seen in windows), none)
     count = sum(usable(seen.future).shape[1] for seen in windows)
-    return unit(torch.as_tensor(keys)), torch.as_tensor(values) / count
+    return unit(keys), values / count
 
 
 def fit_curve(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -126,4 +126,5 @@ def test_calibrate_writes_a_calibration(
     monkeypatch.setattr("sys.argv", ["calibrate", "--model", str(trained[0]), "--output", str(output)])
     calibrate.main()
     assert sorted(load_calibration(output).layers) == [0, 1, 2, 3]
-    assert capsys.readouterr().out.count("Spearman on held-out windows") == 4
+    printed = capsys.readouterr().out
+    assert "Spearman on held-out windows" in printed and all(f'"{layer}": [' in printed for layer in range(4))
