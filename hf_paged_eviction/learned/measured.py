@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import log
 from typing import Any, Literal
 
 #: Uses of a cache: text that goes on, or questions about facts.
@@ -97,28 +96,18 @@ class Measured:
             if not right or set(row.divergences) - {*ASPECTS} or not all(number >= -1e-3 for number in numbers):
                 raise ValueError(f"a row of measurements is not valid: {row}")
 
-    def best(self, unit: str, use: str, share: float | None = None) -> Row | None:
-        """The cache with the smallest divergence relative to random eviction: mean over aspects and sizes.
-
-        Args:
-            share: the size that counts is the nearest to this one; None = all sizes.
-        """
-        scores = self.scores(unit, use, share)
+    def best(self, unit: str, use: str) -> Row | None:
+        """The cache with the smallest divergence relative to random eviction: mean over aspects and sizes."""
+        scores = self.scores(unit, use)
         if not scores:
             return None
         best = min(scores, key=lambda name: scores[name])
         return next(row for row in self.rows if row.unit == unit and row.label == best)
 
-    def scores(self, unit: str, use: str, share: float | None = None) -> dict[str, float]:
-        """Divergence divided by that of random eviction, by label, for the caches that were measured at all sizes.
-
-        Args:
-            share: see `best`.
-        """
+    def scores(self, unit: str, use: str) -> dict[str, float]:
+        """Divergence divided by that of random eviction, by label, for the caches that were measured at all sizes."""
         rows = [row for row in self.rows if row.unit == unit]
         shares = sorted({row.share for row in rows})
-        if share is not None:
-            shares = sorted(shares, key=lambda size: abs(log(size / share)))[:1]
         by_label: dict[str, dict[float, Row]] = {}
         for row in rows:
             by_label.setdefault(row.label, {})[row.share] = row

@@ -32,8 +32,9 @@ _PACKAGE = __name__.partition(".")[0]
 _OF_PROFILE = ("calibrated", "observed")
 #: Bits for a budget in bytes without a profile: on the models that we measured, they lost less than fewer tokens did.
 _BITS = 4
-#: From this share of the memory on, so many bits hold nearly all tokens, and lose nearly nothing.
-_ROOMY, _ROOMY_BITS = 1 / 2, 8
+#: From this share of the memory on, keys and values in so many bits hold every token, so nothing is evicted.
+_ROOMY: float = 1 / 2
+_ROOMY_BITS: Bits = (8, 4)
 #: Number of protected first tokens, if a profile chooses.
 _SINKS = 4
 #: The warning if there is no profile.
@@ -104,7 +105,7 @@ def defaults(config: Any, budget: object = None) -> tuple[Default, ...]:
 
     Args:
         config: `model.config`. To find a profile, its weights must be registered (`register_weights`, or `prepare`).
-        budget: budget of the cache; bytes have other defaults than tokens, and shares of the memory of their own.
+        budget: budget of the cache; bytes have other defaults than tokens, and so have large shares of the memory.
     """
     if is_latent_attention(config):
         return _OF_LATENTS
@@ -119,7 +120,7 @@ def defaults(config: Any, budget: object = None) -> tuple[Default, ...]:
         bits = _ROOMY_BITS if roomy else _BITS
         return (*(replace(default, bits=bits, block_size=SMALL_BLOCK_SIZE) for default in rest), *rest)
     profile, file = load_calibration(path), quoted(str(path))
-    best = None if profile.measured is None else profile.measured.best(unit, chosen_use(config), share)
+    best = None if profile.measured is None else profile.measured.best(unit, chosen_use(config))
     if best is None:
         best = Row("observed", "uniform" if profile.shares is None else "heads", None, TOKENS, 1.0)
     elif roomy:

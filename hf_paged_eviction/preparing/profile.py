@@ -12,7 +12,6 @@ _LINES = 5
 #: Columns of a label, and of a number: together no more than 80.
 _LABEL, _NUMBER = 55, 8
 _OF = {TOKENS: "the tokens", BYTES: f"the bytes in {FULL_BITS} bits"}
-_OF_SHARES = {TOKENS: (), BYTES: ("share of memory below 1/2: the first cache of the nearest size",)}
 _COLUMNS = {
     "text": "text: it goes on",
     "unknown": "unknown: compress first, then ask",
@@ -47,7 +46,7 @@ class Profile:
             if measured is None or best is None:
                 lines += ["", f"budget in {unit}: nothing was measured"]
             else:
-                lines += ["", f"budget in {unit}: {best.label}", *_OF_SHARES[unit], *self._table(measured, unit)]
+                lines += ["", f"budget in {unit}: {best.label}", *self._table(measured, unit)]
         if measured is not None:
             lines += [
                 "",
@@ -58,13 +57,13 @@ class Profile:
         return "\n".join(lines)
 
     def _table(self, measured: Measured, unit: str) -> Iterable[str]:
+        scores = measured.scores(unit, self.use)
+        shown = [*sorted(scores, key=lambda label: scores[label])[:_LINES], RANDOM]
         aspects = [aspect for aspect in ASPECTS if any(aspect in row.divergences for row in measured.rows)]
         for share in sorted({row.share for row in measured.rows if row.unit == unit}, reverse=True):
             yield f"  {Fraction(share).limit_denominator(99)} of {_OF[unit]}".ljust(_LABEL) + "".join(
                 f"{aspect:>{_NUMBER}}" for aspect in aspects
             )
-            scores = measured.scores(unit, self.use, share if unit == BYTES else None)
-            shown = [*sorted(scores, key=lambda label: scores[label])[:_LINES], RANDOM]
             rows = {row.label: row for row in measured.rows if (row.unit, row.share) == (unit, share)}
             for row in (rows[label] for label in shown if label in rows):
                 numbers = "".join(f"{_number(row, aspect):>{_NUMBER}}" for aspect in aspects)

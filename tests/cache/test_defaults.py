@@ -88,7 +88,7 @@ def test_bytes_without_a_profile_are_spent_in_few_bits_and_small_blocks() -> Non
         assert made(budget=budget, policy="keydiff") == (None, 16)
         assert made(budget=budget, positions="cache") == (None, 16), "which few bits do not go with"
     assert made(budget=64) == made(budget="25%") == (None, 16)
-    assert made(budget="50% of memory") == made(budget="75% of memory of 900 tokens") == ((8, 8), 8)
+    assert made(budget="50% of memory") == made(budget="75% of memory of 900 tokens") == ((8, 4), 8)
 
 
 def test_latents_get_a_policy_that_makes_sense_of_them() -> None:

@@ -75,29 +75,6 @@ def test_the_default_is_what_diverged_least(pair: tuple[Any, Any], prepared: Pro
         assert f"bits={best.bits}" in repr(cache)
 
 
-def test_a_share_of_memory_decides_the_bits(pair: tuple[Any, Any], prepared: Profile, tmp_path: Path) -> None:
-    (model, _), measured = pair, prepared.calibration.measured
-    assert measured is not None
-    divergences = {1 / 4: {None: 0.3, 8: 0.1, (4, 2): 0.2}, 1 / 8: {None: 0.3, 8: 0.2, (4, 2): 0.1}}
-    kept = [row for row in measured.rows if row.unit == "bytes" and row.share in divergences]
-    rows = [
-        row if row.policy == RANDOM else replace(row, divergences={"text": [divergences[row.share][row.bits]]})
-        for row in kept
-    ]
-    rows = [replace(row, divergences={"text": [1.0]}) if row.policy == RANDOM else row for row in rows]
-    path = tmp_path / "shares.safetensors"
-    save_calibration(replace(prepared.calibration, measured=Measured(tuple(rows), "float32")), path)
-    prepare(*pair, profile=path, progress=False)
-    for budget, bits in {
-        "100% of memory": [8, 8],
-        "50% of memory": [8, 8],
-        "20% of memory": [8, 8],
-        "12.5% of memory of 900 tokens": [4, 2],
-        "1% of memory": [4, 2],
-    }.items():
-        assert PagedEvictionCache(model.config, budget).bits == bits, budget
-
-
 def test_the_table_fits_a_terminal_and_says_its_unit(prepared: Profile) -> None:
     _, *lines = str(prepared).split("\n")  # the first line is a path
     assert max(map(len, lines)) <= 80
