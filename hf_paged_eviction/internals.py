@@ -30,6 +30,7 @@ from .integration.models import is_latent_attention, paged_layers, why_not_ours 
 from .integration.rotary import Rotary
 from .integration.weights import without_parallel  # verify takes wrapped models, as prepare does
 from .integration.window import trained_window  # a note where prompts are longer
+from .layer.overflow import shrink as shrink_layer  # evict what a smaller budget of one layer leaves no room for
 from .layer.paged import PagedLayer  # what a layer holds; replaying one prefill into many caches
 from .learned.calibration import (
     fingerprint,
@@ -185,6 +186,7 @@ __all__ = [
     "register_disposal",
     "share_out",
     "shown_queries",
+    "shrink_layer",
     "slot_index",
     "take_out",
     "text_facts",

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.internals import PagedLayer, feed, feed_probe
+from hf_paged_eviction.internals import PagedLayer, feed, feed_probe, shrink_layer
 
 
 @torch.no_grad()
@@ -53,4 +53,6 @@ def read_compressed(
 def _give_room(layers: Sequence[PagedLayer], shares: Sequence[int], more: int) -> None:
     """Let each layer hold its share and so many more tokens: what is above goes now."""
     for layer, share in zip(layers, shares, strict=True):
-        layer.shrink(layer.budget.of(share + more))
+        limits = layer.state.budget
+        limits.mean = limits.now = layer.budget.of(share + more)
+        shrink_layer(layer.state)
