@@ -165,7 +165,8 @@ def test_bytes() -> None:
     assert 0 < beside < taken[None]
     assert taken[2, None] == slots * (2 + DIM) + beside
     few, all_of_them = (
-        PagedEvictionCache(model.config, "60000B", block_size=4, bits=bits) for bits in (LowRank(fitted(), 2), None)
+        PagedEvictionCache(model.config, "60000B", block_size=4, policy="keydiff", bits=bits)
+        for bits in (LowRank(fitted(), 2), None)
     )
     for cache in (few, all_of_them):
         modes.forward(model, cache, ids, mask, 0, 40)
