@@ -123,7 +123,7 @@ class Limits:
         """Take the ranks of the tokens that a layer could keep, before `settle`, if the allocator `compares`.
 
         Args:
-            ranks: `[B, S, tokens]` int64, see `KeptTokens`; `KEEP` for protected tokens, `DROP` for none.
+            ranks: `[B, S, tokens]` int64, see `rank_keys`; `KEEP` for protected tokens, `DROP` for none.
             min_tokens: `[B]` smallest limit of each set in tokens, even if the set has fewer tokens.
         """
         self._told[layer.place] = certain_first(ranks, min_tokens.clamp_max(self.mean.capacity))
@@ -152,7 +152,7 @@ class Limits:
         yet."""
         self.allocator, self._asked, self.mean = allocator, mean, mean
         for layer, budget in zip(self.layers, allocator.budgets(mean, len(self.layers)), strict=True):
-            layer.mean = layer.now = budget
+            layer.give(budget)
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply an indexing of dimension 0 to all that belongs to a row."""
@@ -281,6 +281,10 @@ class LayerLimits:
         if self.table.mean.tokens is None:
             self.table.mean = self.now
         return self.now
+
+    def give(self, mean: BlockBudget) -> None:
+        """Set another budget. The table of the layer does not change yet."""
+        self.mean = self.now = mean
 
     def resize(self, tokens: int) -> None:
         """Set the present budget of the longest row and head."""

@@ -335,8 +335,7 @@ class LayerState:
             self.store.reorder(order)
         moves.take_back(table, order, count, pads)
         self.store.take_back(table.seen - table.pads)
-        if self.action.takes:
-            self.action.settle(order, table.positions, table.capacity)
+        self._settle_action(order)
         if self.recorder is not None:
             self.recorder.observer.move(order, table.seen - table.pads, count)
 
@@ -349,8 +348,7 @@ class LayerState:
         self.store.vacate(gone)
         self.store.reorder(order)
         moves.put_in_order(table, order, sets, pads)
-        if self.action.takes:
-            self.action.settle(order, table.positions, table.capacity)
+        self._settle_action(order)
         after = table.seen - table.pads
         self.store.take_back(after)
         if self.recorder is not None:
@@ -359,10 +357,14 @@ class LayerState:
     def settle(self, table: BlockTable, kept_indices: Tensor | None) -> None:
         """Tell the parts that the table has changed: of the held and new tokens, those at `kept_indices` `[B, S, C]`
         stay; None = all."""
-        if self.action.takes:
-            self.action.settle(kept_indices, table.positions, table.capacity)
+        self._settle_action(kept_indices)
         if self.recorder is not None:
             self.recorder.observer.settle(kept_indices, table.capacity)
+
+    def _settle_action(self, kept_indices: Tensor | None) -> None:
+        table = self.known
+        if self.action.takes:
+            self.action.settle(kept_indices, table.positions, table.capacity)
 
 
 def _alike(table: BlockTable, other: BlockTable) -> bool:

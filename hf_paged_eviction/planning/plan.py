@@ -14,12 +14,12 @@ from torch.nn import Module
 from transformers import PretrainedConfig
 
 from ..cache import PagedEvictionCache
-from ..integration.shapes import Shapes
 from ..layer.paged import PagedLayer
 from ..learned.calibration import load_calibration
 from ..learned.lookup import chosen_use, find_calibration
 from ..learned.measured import BYTES, OF_USE, Bits, Measured, Row, Use
 from ..naming.sizes import parse_bytes, readable_bytes
+from .shapes import Shapes
 
 #: Precisions that are planned, the model's own first.
 _BITS: tuple[Bits, ...] = (None, 8, 4, (4, 2), (3, 2))

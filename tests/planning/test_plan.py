@@ -8,9 +8,9 @@ import torch
 import models
 from hf_paged_eviction import PagedEvictionCache, plan
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.integration.shapes import LiveBytes
 from hf_paged_eviction.learned.measured import BYTES, RANDOM, Measured, Row
 from hf_paged_eviction.planning.plan import Loss, loss_at
+from hf_paged_eviction.planning.shapes import LiveBytes
 
 CONTEXT, CHUNK = 512, 64
 #: Family, bits and rows.

@@ -53,6 +53,5 @@ def read_compressed(
 def _give_room(layers: Sequence[PagedLayer], shares: Sequence[int], more: int) -> None:
     """Let each layer hold its share and so many more tokens: what is above goes now."""
     for layer, share in zip(layers, shares, strict=True):
-        limits = layer.state.budget
-        limits.mean = limits.now = layer.budget.of(share + more)
+        layer.state.budget.give(layer.budget.of(share + more))
         shrink_layer(layer.state)

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, DynamicCache, PretrainedConfig
 
-from .cache_argument import CACHE_ARGUMENT
-from .models import is_paged, layer_plan
+from ..integration.cache_argument import CACHE_ARGUMENT
+from ..integration.models import is_paged, layer_plan
 
 
 class Shapes:
