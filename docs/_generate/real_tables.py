@@ -27,10 +27,6 @@ from real_rows import (
 )
 from writing import table
 
-_PARTS = ("a quarter of the tokens", "an eighth of the tokens", "a half of the memory", "a quarter of the memory")
-#: Of the three layers of Gemma that evict, 3 KiB a token in 16 bits.
-GEMMA_NEEDLES = dict(zip((QUARTER, EIGHTH, "1344KiB", "672KiB"), _PARTS, strict=True))
-GEMMA_TEXTS = dict(zip(("25%", "12.5%", "1536KiB", "768KiB"), _PARTS, strict=True))
 #: What the default was before it looked at queries: its rows of that time bear this name.
 FORMER = "calibrated@global"
 #: Shares of the prompt by the names of budgets: of needles' prompts, about 890 tokens, and of texts.
@@ -96,36 +92,6 @@ def front_table(name: str = "smollm2") -> str:
     counts = " and ".join(str(sum(side["policy"] == "auto")) for side in sides)
     shown = table(("policy", *_SIDES), lines)
     return f"{shown}\n\n{len(full(texts))} texts; the same {counts} prompts under all policies."
-
-
-def prepared_table(name: str, needles: dict[str, str], texts: dict[str, str]) -> str:
-    """What the default keeps after `prepare` and without: budgets down, running text and questions across.
-
-    Args:
-        needles, texts: what budgets of needles' prompts, and of texts, are called; the same names.
-    """
-    lines = [
-        [f"{way} `prepare`, {title}", *(column[title] for column in columns)]
-        for way, run in (("after", "prepared"), ("without", "without"))
-        for columns in [_prepared_columns(name, run, needles, texts)]
-        for title in needles.values()
-        if title in columns[0]
-    ]
-    prompts = " and ".join(str(len(full(answered(load(name, f"prepared_{side}"))))) for side in ("unknown", "known"))
-    counts = f"{len(full(load(name, 'prepared_text')))} texts; {prompts} prompts that the full cache answers."
-    return f"{table(('budget', *_SIDES), lines)}\n\n{counts}"
-
-
-def _prepared_columns(name: str, run: str, needles: dict[str, str], texts: dict[str, str]) -> list[Series]:
-    """By what budgets are called: nats lost, then what is right, and the divergence, of both protocols."""
-    text = load(name, f"{run}_text")
-    lost = text.assign(shown=-less(text, "loss"), budget=text["budget"].map(texts))
-    columns = [lost.groupby("budget")["shown"].agg(cell, 3)]
-    for protocol in ("unknown", "known"):
-        frame = answered(load(name, f"{run}_{protocol}"))
-        groups = frame.assign(budget=frame["budget"].map(needles)).groupby("budget")
-        columns += [groups["score"].agg(percent), groups["kl"].agg(cell, 3)]
-    return columns
 
 
 def _needles(name: str, protocol: str) -> DataFrame:
@@ -350,7 +316,6 @@ _TABLES: dict[str, tuple[Any, ...]] = {
     "kvpress": (beside_kvpress, "smollm2"),
     "bits-unknown": (over_bytes, False, ("auto",)),
     "bits-known": (over_bytes, True, ("auto",)),
-    "gemma-prepared": (prepared_table, "gemma3", GEMMA_NEEDLES, GEMMA_TEXTS),
     "gemma-bits": (over_bytes, False, ("auto", "tova"), "gemma3"),
 }
 

@@ -23,10 +23,17 @@ RANDOM = "random"
 #: What keys say of a token, and what queries to come can be expected to ask: the first finds facts, the other one keeps
 #: text going.
 KEYS_AND_QUERIES = "hybrid(keydiff, expected_attention)"
+#: The same with scores that are fitted to the model's attention in place of expected queries. With leverage, a single
+#: rare fact stays; without it, one of many.
+KEYS_AND_FITTED = "hybrid(keydiff, observed, weights=(1, 2))"
+RARE_KEYS_AND_FITTED = "hybrid(keydiff, leverage, observed, weights=(1, 1, 4))"
+_HYBRIDS = KEYS_AND_QUERIES, KEYS_AND_FITTED, RARE_KEYS_AND_FITTED
 #: The policies that `prepare` tries. Profiles name no others, so that none of them leads to another file.
 POLICIES = frozenset(
-    (RANDOM, "observed", "calibrated", "leverage", "keydiff", KEYS_AND_QUERIES, "tova", "snapkv", "streaming_llm")
+    (RANDOM, "observed", "calibrated", "leverage", "keydiff", *_HYBRIDS, "tova", "snapkv", "streaming_llm")
 )
+#: A size at which the best cache still loses so much of what random eviction loses is beyond reach.
+_BEYOND_REACH = 1 / 3
 #: Its allocators: equal shares, or those of the profile, as they are or raised to a power.
 _ALLOCATOR = re.compile(r"uniform|heads(\(power=\d(\.\d{1,3})?\))?")
 #: Dtypes that models run in.
@@ -45,7 +52,7 @@ class Row:
         bits: bits per stored number, or a pair for keys and values; None = not rounded, which counts as `FULL_BITS`.
         unit: "tokens" or "bytes".
         share: size as a share of the full cache; of bytes, a share of `FULL_BITS` for each number.
-        divergences: by aspect, the KL divergence from the full cache in nats per token, for each passage or question.
+        divergences: by aspect, the KL divergence from the full cache in nats per token, for each passage.
     """
 
     policy: str
@@ -105,26 +112,23 @@ class Measured:
         return next(row for row in self.rows if row.unit == unit and row.label == best)
 
     def scores(self, unit: str, use: str) -> dict[str, float]:
-        """Divergence divided by that of random eviction, by label, for the caches that were measured at all sizes."""
+        """Divergence divided by that of random eviction, by label, for the caches that were measured at all sizes.
+
+        Sizes beyond reach, at which every cache loses what the model needs, do not count, unless all sizes are.
+        """
         rows = [row for row in self.rows if row.unit == unit]
-        shares = sorted({row.share for row in rows})
-        by_label: dict[str, dict[float, Row]] = {}
+        random = {row.share: row for row in rows if row.label == RANDOM}
+        ratios: dict[str, dict[float, float]] = {}
         for row in rows:
-            by_label.setdefault(row.label, {})[row.share] = row
-        whole = {share: max((row.count for row in rows if row.share == share), default=0) for share in shares}
-        scores = {}
-        for label, sizes in by_label.items():
-            if label == RANDOM or any(share not in sizes or sizes[share].count < whole[share] for share in shares):
-                continue
-            parts = [
-                sizes[share].mean(aspect) / max(by_label[RANDOM][share].mean(aspect), 1e-9)
-                for share in shares
-                for aspect in OF_USE[use]
-                if aspect in sizes[share].divergences
-            ]
-            if parts:
-                scores[label] = sum(parts) / len(parts)
-        return scores
+            aspects = [aspect for aspect in OF_USE[use] if aspect in row.divergences]
+            if row.label != RANDOM and aspects and row.count == random[row.share].count:
+                parts = (row.mean(aspect) / max(random[row.share].mean(aspect), 1e-9) for aspect in aspects)
+                ratios.setdefault(row.label, {})[row.share] = sum(parts) / len(aspects)
+        shares = {share for by_share in ratios.values() for share in by_share}
+        whole = {label: by_share for label, by_share in ratios.items() if len(by_share) == len(shares)}
+        least = {share: min((by_share[share] for by_share in whole.values()), default=0.0) for share in shares}
+        counted = [share for share, ratio in least.items() if ratio < _BEYOND_REACH] or shares
+        return {label: sum(by_share[share] for share in counted) / len(counted) for label, by_share in whole.items()}
 
     def serves(self, use: str) -> bool:
         """Whether all that counts for this use was measured."""

@@ -28,8 +28,8 @@ from .cache_options import BLOCK_SIZE, SMALL_BLOCK_SIZE
 T = TypeVar("T")
 
 _PACKAGE = __name__.partition(".")[0]
-#: Policies that read the profile.
-_OF_PROFILE = ("calibrated", "observed")
+#: Policies that read the profile, alone or in a hybrid.
+_OF_PROFILE = re.compile(r"\b(calibrated|observed)\b")
 #: Bits for a budget in bytes without a profile: on the models that we measured, they lost less than fewer tokens did.
 _BITS = 4
 #: From this share of the memory on, keys and values in so many bits hold every token, so nothing is evicted.
@@ -93,7 +93,7 @@ def of_profile(row: Row, file: str) -> Default:
     Args:
         file: the profile, as written after a colon.
     """
-    policy = f"{row.policy}:{file}" if row.policy in _OF_PROFILE else row.policy
+    policy = _OF_PROFILE.sub(lambda name: f"{name[0]}:{file}", row.policy)
     name, bracket, parameters = row.allocator.partition("(")
     allocator = f"heads:{file}{bracket}{parameters}" if name == "heads" else row.allocator
     few = row.unit == BYTES and row.bits is not None

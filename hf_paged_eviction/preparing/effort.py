@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..learned.measured import KEYS_AND_QUERIES
+from ..learned.measured import KEYS_AND_FITTED, KEYS_AND_QUERIES, RARE_KEYS_AND_FITTED
 from .candidates import Candidate
 
 #: Steeper budgets of heads for policies whose own choice of tokens is worth less. Steep ones also keep long facts
@@ -13,9 +13,9 @@ _NORMAL = (
     Candidate(KEYS_AND_QUERIES, "heads(power=1.5)"),
     Candidate("tova", "heads(power=2.0)"),
     # Equal budgets are better if few heads evict.
-    Candidate(KEYS_AND_QUERIES),
+    Candidate(RARE_KEYS_AND_FITTED),
+    Candidate(KEYS_AND_FITTED),
     Candidate("observed"),
-    Candidate("snapkv"),
 )
 #: These were the best for no use on any of the models that we measured.
 _ELSEWHERE = (
@@ -24,8 +24,10 @@ _ELSEWHERE = (
     Candidate("keydiff", "heads(power=1.5)"),
     Candidate("snapkv", "heads(power=2.0)"),
     Candidate("streaming_llm", "heads(power=2.0)"),
+    Candidate(KEYS_AND_QUERIES),
     Candidate("leverage"),
     Candidate("keydiff"),
+    Candidate("snapkv"),
     Candidate("tova"),
 )
 
@@ -39,8 +41,8 @@ class Effort:
         passages: passages that caches are compared on; the first half decides which caches are tried on the others.
         candidates: caches that are tried, besides random eviction.
         hopeless: a cache that diverges this many times as much as the best one on the first passage is dropped.
-        stay: number of caches that are tried at the second size and on all passages. On Gemma-3-270M the third best of
-            the first half is by far the best of all.
+        stay: number of caches that are tried at the second size, on all passages and in few bits. On Gemma-3-270M the
+            third best of the first half is by far the best of all.
     """
 
     windows: int

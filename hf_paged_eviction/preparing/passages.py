@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ class Passage:
     Attributes:
         context: `[1, tokens]` int64.
         continuation: `[1, tokens]`, how the text goes on; None if there is none.
-        questions: `[1, tokens]` each, of the same length, with the beginning of the answer.
+        questions: `[1, tokens]` each, of the same length, with the beginning of the answer; about many facts, which
+            share the budget, or about one, which nothing in the text resembles.
     """
 
     context: Tensor
@@ -35,18 +36,19 @@ def passages(
     Args:
         length: approximate number of tokens of a context.
         going_on: number of tokens of a continuation.
-        facts: number of facts in a context with facts.
-        use: "text" = none has facts, "questions" = all have, "both" = every other one, the first one too.
+        facts: number of facts in every other context, the first one too; the others have one.
+        use: "text" = none has facts, and all go on; "questions" = none goes on; "both" = those with one fact go on.
     """
     draw = random.Random(seed)
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     opening = [token for token in tokenizer("")["input_ids"] if token != tokenizer.eos_token_id][:1]
     for at, start in enumerate(range(0, len(ids) - length - going_on, length)):
-        window = ids[start : start + length + going_on]
-        if use == "text" or (use == "both" and at % 2):
-            yield Passage(one_row(opening + window[:length]), one_row(window[length:]))
-        else:
-            yield _with_facts(tokenizer, opening, tokenizer.decode(window[:length]), facts, draw)
+        window, rest = ids[start : start + length], one_row(ids[start + length : start + length + going_on])
+        if use == "text":
+            yield Passage(one_row(opening + window), rest)
+            continue
+        passage = _with_facts(tokenizer, opening, tokenizer.decode(window), 1 if at % 2 else facts, draw)
+        yield replace(passage, continuation=rest) if at % 2 and use == "both" else passage
 
 
 def _with_facts(tokenizer: Any, opening: list[int], text: str, count: int, draw: random.Random) -> Passage:

@@ -62,9 +62,9 @@ def prepare(
 
     A profile holds a score of tokens and the budget of each KV head, fitted to the model's attention while it reads
     some text. It also holds the divergence of several kinds of caches from the full cache: on text that goes on, and on
-    made-up facts. The question about a fact comes either after the context was compressed (unknown), or at the end of
-    the prompt (known). Caches with few bits are compared at shares of the bytes of 16-bit keys and values, whatever the
-    dtype of this model, so that a profile serves copies in all of them.
+    made-up facts, many in a text or one alone. The question about a fact comes either after the context was compressed
+    (unknown), or at the end of the prompt (known). Caches with few bits are compared at shares of the bytes of 16-bit
+    keys and values, whatever the dtype of this model, so that a profile serves copies in all of them.
 
     >>> print(prepare(model, tokenizer))  # doctest: +SKIP
 
@@ -277,7 +277,8 @@ def _work(effort: Effort, read: list[Passage]) -> float:
     """The expected work of a whole measurement, see `Search.run`."""
     first, others = ([read[at] for at in half] for half in halves(len(read)))
     begin, end = (sum(map(of_reading, half)) for half in (first, others))
-    in_bits = sum(of_reading(passage, few_bits=True) for passage in first) * len(BITS) * len(MEMORY_SHARES)
+    kinds = len(BITS) + effort.stay - 1
+    in_bits = sum(of_reading(passage, few_bits=True) for passage in first) * kinds * len(MEMORY_SHARES)
     readings = begin * (len(effort.candidates) + effort.stay + 4) + end * len(SHARES) * (effort.stay + 1)
     return of_window(effort.windows) + sum(map(of_passage, read)) + readings + in_bits
 

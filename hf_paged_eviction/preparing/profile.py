@@ -9,8 +9,8 @@ from ..learned.measured import ASPECTS, BYTES, FULL_BITS, RANDOM, TOKENS, Measur
 
 #: Caches of a table, besides random eviction.
 _LINES = 5
-#: Columns of a label, and of a number: together no more than 80.
-_LABEL, _NUMBER = 55, 8
+#: Columns of a line; of them those of a label, and of each of three numbers.
+_WIDE, _LABEL, _NUMBER = 80, 55, 8
 _OF = {TOKENS: "the tokens", BYTES: f"the bytes in {FULL_BITS} bits"}
 _COLUMNS = {
     "text": "text: it goes on",
@@ -46,7 +46,9 @@ class Profile:
             if measured is None or best is None:
                 lines += ["", f"budget in {unit}: nothing was measured"]
             else:
-                lines += ["", f"budget in {unit}: {best.label}", *self._table(measured, unit)]
+                heading = f"budget in {unit}: {best.label}"
+                start = [heading] if len(heading) <= _WIDE else [f"budget in {unit}:", f"  {best.label}"]
+                lines += ["", *start, *self._table(measured, best)]
         if measured is not None:
             lines += [
                 "",
@@ -56,7 +58,8 @@ class Profile:
             ]
         return "\n".join(lines)
 
-    def _table(self, measured: Measured, unit: str) -> Iterable[str]:
+    def _table(self, measured: Measured, best: Row) -> Iterable[str]:
+        unit = best.unit
         scores = measured.scores(unit, self.use)
         shown = [*sorted(scores, key=lambda label: scores[label])[:_LINES], RANDOM]
         aspects = [aspect for aspect in ASPECTS if any(aspect in row.divergences for row in measured.rows)]
@@ -67,16 +70,16 @@ class Profile:
             rows = {row.label: row for row in measured.rows if (row.unit, row.share) == (unit, share)}
             for row in (rows[label] for label in shown if label in rows):
                 numbers = "".join(f"{_number(row, aspect):>{_NUMBER}}" for aspect in aspects)
-                start = f"    {_name(row, unit)}"
+                start = f"    {_name(row, best)}"
                 if len(start) > _LABEL:
                     yield start
                     start = ""
                 yield start.ljust(_LABEL) + numbers
 
 
-def _name(row: Row, unit: str) -> str:
-    """What a row is called in a table: caches of equal bytes differ in nothing but bits."""
-    if unit == TOKENS or row.policy == RANDOM:
+def _name(row: Row, best: Row) -> str:
+    """What a row is called in a table: of the best cache for bytes, its bits."""
+    if row.unit == TOKENS or (row.policy, row.allocator) != (best.policy, best.allocator):
         return row.label
     keys, values = row.bits if isinstance(row.bits, tuple) else (row.bits, row.bits)
     if keys == values:

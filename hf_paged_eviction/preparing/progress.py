@@ -18,7 +18,7 @@ LONG = 10
 _KNOWN = 0.02
 _WINDOW = 10.0
 _PASSAGE, _QUESTION = 5.0, 0.4
-_READING, _QUESTIONS = 1.0, 3.0
+_READING, _ASKED = 1.0, 0.5
 _FEW_BITS = 2.0
 
 
@@ -34,7 +34,8 @@ def of_passage(passage: Passage) -> float:
 
 def of_reading(passage: Passage, few_bits: bool = False) -> float:
     """The work of one cache on one passage."""
-    return (_QUESTIONS if passage.questions else _READING) * (_FEW_BITS if few_bits else 1.0)
+    work = _READING * (passage.continuation is not None) + _ASKED * len(passage.questions)
+    return work * (_FEW_BITS if few_bits else 1.0)
 
 
 class Progress:

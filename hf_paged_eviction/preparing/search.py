@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ..learned.measured import BYTES, RANDOM, TOKENS, Measured, Row
@@ -74,14 +75,28 @@ class Search:
         best = self._best(stay, SHARES, passages, 1)
         if not best or not matters(*(self._rows([one], TOKENS, SHARES, passages) for one in (*best, self._random))):
             raise NoDifferenceError
-        kinds = [replace(best[0], bits=bits) for bits in (None, *BITS)]
-        self._measure(kinds[:1], MEMORY_SHARES[-1:], first)
-        self._measure(kinds[1:], MEMORY_SHARES, first)
+        kinds = self._in_few_bits(best[0], stay, first)
         rows = [
             *self._rows([self._random, *candidates], TOKENS, SHARES, passages),
             *self._rows([self._random, *kinds], BYTES, MEMORY_SHARES, first),
         ]
         return Measured(tuple(rows), self._dtype)
+
+    def _in_few_bits(self, best: Candidate, stay: Sequence[Candidate], passages: Sequence[int]) -> list[Candidate]:
+        """Find the bits of the best cache, and compare the others in these: where bits are few, most tokens stay, and
+        another cache may choose those better."""
+        kinds = hopeful = [replace(best, bits=bits) for bits in (None, *BITS)]
+        for at, share in enumerate(MEMORY_SHARES):
+            self._measure(hopeful, [share], passages)
+            for least in self._best(hopeful, [share], passages, 1):
+                fewer = [kind for kind in hopeful if kind.width <= least.width]  # the less memory, the fewer bits
+                left = (len(hopeful) - len(fewer)) * len(MEMORY_SHARES[at + 1 :])
+                self._skipped(left * sum(self._work(passage, least) for passage in passages))
+                hopeful = fewer
+        bits = [kind.bits for kind in self._best(kinds, MEMORY_SHARES, passages, 1)]
+        others = [replace(one, bits=few) for one in stay for few in bits if one != best]
+        self._measure(others, MEMORY_SHARES, passages)
+        return [*kinds, *others]
 
     def _hopeful(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         scores = self._scores(candidates, SHARES[:1], range(1))
@@ -138,7 +153,7 @@ class Search:
                 divergences.setdefault(aspect, []).append(divergence)
         except ValueError:  # this model does not support it; the search goes on
             return None
-        return divergences
+        return {aspect: [fmean(numbers)] for aspect, numbers in divergences.items()}  # one fact counts as much as many
 
     def _work(self, passage: int, candidate: Candidate | None = None) -> float:
         return of_reading(self._passages[passage], candidate is not None and candidate.bits is not None)

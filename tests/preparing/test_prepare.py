@@ -269,6 +269,27 @@ def test_a_long_measurement_names_cheaper_settings(
     assert "about 49 minutes are left" in line and "quick=True 10" in line
 
 
+@pytest.mark.parametrize(
+    ("use", "facts", "goes_on"),
+    [("both", [3, 1, 3], [False, True, False]), ("questions", [3, 1, 3], [False] * 3), ("text", [0] * 3, [True] * 3)],
+)
+def test_a_fact_among_others_and_one_alone(
+    pair: tuple[Any, Any], use: str, facts: list[int], goes_on: list[bool]
+) -> None:
+    _, tokenizer = pair
+    text = preparing.documentation()
+    found = list(islice(passages(tokenizer, text, 200, 16, 3, use), 3))
+    assert [len(passage.questions) for passage in found] == facts
+    assert [passage.continuation is not None for passage in found] == goes_on
+    for at, passage in enumerate(found):
+        read = tokenizer.decode(passage.context[0], skip_special_tokens=True)
+        said = [line for line in read.split("\n") if re.search("^The (access code|serial number) of the", line)]
+        assert len(said) == facts[at]
+        if passage.continuation is not None:
+            last, rest = (" ".join(part.split()) for part in (read[-40:], tokenizer.decode(passage.continuation[0])))
+            assert f"{last} {rest[:20]}".replace(" ", "") in "".join(text.split())
+
+
 def test_numbers_are_those_of_a_cache_that_reads(pair: tuple[Any, Any], prepared: Profile) -> None:
     """What is said of a cache in a passage, against the model reading it into one."""
     model, tokenizer = pair

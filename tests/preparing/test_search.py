@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from hf_paged_eviction.learned.measured import RANDOM
-from hf_paged_eviction.preparing.candidates import Candidate
+from hf_paged_eviction.learned.measured import RANDOM, Measured, Row
+from hf_paged_eviction.options.defaults import of_profile
+from hf_paged_eviction.preparing.candidates import BITS, Candidate
 from hf_paged_eviction.preparing.effort import NORMAL, THOROUGH, Effort
 from hf_paged_eviction.preparing.passages import Passage
 from hf_paged_eviction.preparing.readings import Reading, Readings
@@ -34,11 +35,61 @@ def test_the_third_of_the_first_half_may_be_the_best_of_all(
         place = 1.5 if of_tokens == best else effort.candidates.index(of_tokens)
         return {"unknown": [1 + place / 100, 1 + place / 100]}
 
-    monkeypatch.setattr(Search, "_read", divergences)
-    passage = Passage(torch.ones(1, 8, dtype=torch.long), None, (torch.ones(1, 2, dtype=torch.long),))
-    model, readings = SimpleNamespace(dtype=torch.float32), Readings(tmp_path / "readings.jsonl", {})
-    measured = Search(
-        model, tmp_path, [passage] * 4, effort, "both", readings, lambda work: None, lambda work: None
-    ).run()
+    measured = _searched(effort, divergences, tmp_path, monkeypatch)
     found = measured.best("tokens", "both")
     assert found is not None and (found.policy, found.allocator) == (best.policy, best.allocator)
+
+
+def _searched(effort: Effort, divergences: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Measured:
+    """What a search finds if these are the divergences."""
+    monkeypatch.setattr(Search, "_read", divergences)
+    passage = Passage(torch.ones(1, 8, dtype=torch.long), None, (torch.ones(1, 2, dtype=torch.long),))
+    model, readings = SimpleNamespace(dtype=torch.float32), Readings(folder / "readings.jsonl", {})
+    subject = model, folder, [passage] * 4, effort, "both", readings
+    return Search(*subject, lambda work: None, lambda work: None).run()  # type: ignore[arg-type]
+
+
+def test_another_cache_may_be_the_best_in_few_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Gemma-3-270M: of a quarter of the tokens none keeps enough; of those that fit in few bits, one does."""
+    first, second = NORMAL.candidates[:2]
+    read: list[tuple[str, float]] = []
+
+    def divergences(self: Any, candidate: Any, reading: Reading) -> dict[str, list[float]]:
+        read.append((reading.cache, reading.share))
+        if candidate.policy == RANDOM:
+            return {"unknown": [1.0]}
+        place = NORMAL.candidates.index(replace(candidate, bits=None))
+        if candidate.bits is None:
+            return {"unknown": [0.8 + place / 100]}
+        wide = BITS.index(candidate.bits) - (BITS.index((4, 2)) if reading.share > 1 / 16 else len(BITS))
+        return {"unknown": [(0.1 if place == 1 else 0.2) + abs(wide) / 1000]}
+
+    measured = _searched(NORMAL, divergences, tmp_path, monkeypatch)
+    of_tokens, of_bytes = measured.best("tokens", "both"), measured.best("bytes", "both")
+    assert of_tokens is not None and of_bytes is not None
+    assert of_tokens.label == first.row("tokens", 1).label
+    assert of_bytes.label == replace(second, bits=(4, 2)).row("bytes", 1).label
+    # Keys in 4 bits and values in 2 were the best at a quarter of the memory, so more bits are not tried at less.
+    narrower = {replace(first, bits=bits).row("bytes", 1).label for bits in ((4, 2), (3, 2))}
+    in_bits = {(cache, share) for cache, share in read if cache.startswith(first.row("bytes", 1).label + ",")}
+    assert {cache for cache, share in in_bits if share < 1 / 4} == narrower
+
+
+@pytest.mark.parametrize(("least", "best"), [(0.5, "tova"), (0.2, "snapkv")])
+def test_sizes_beyond_reach_do_not_decide(least: float, best: str) -> None:
+    """At a sixteenth the second cache is far better, but not good enough to be of use, or it is."""
+    rows = [
+        Row(policy, "uniform", 4, "bytes", share, {"unknown": [divergence]})
+        for policy, divergences in (("tova", (0.1, 0.9)), ("snapkv", (0.2, least)))
+        for share, divergence in zip((1 / 8, 1 / 16), divergences, strict=True)
+    ]
+    random = [Row(RANDOM, "uniform", None, "bytes", share, {"unknown": [1.0]}) for share in (1 / 8, 1 / 16)]
+    found = Measured((*random, *rows), "float32").best("bytes", "both")
+    assert found is not None and found.policy == best
+    alone = Measured((random[1], *(row for row in rows if row.share == 1 / 16)), "float32").best("bytes", "both")
+    assert alone is not None and alone.policy == "snapkv"  # where nothing else was measured
+
+
+def test_the_parts_of_a_hybrid_read_the_profile() -> None:
+    row = Candidate("hybrid(keydiff, observed, weights=(1, 2))").row("tokens", 1 / 4)
+    assert of_profile(row, "'a b'").policy == "hybrid(keydiff, observed:'a b', weights=(1, 2))"
