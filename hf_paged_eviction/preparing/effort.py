@@ -41,8 +41,8 @@ class Effort:
         passages: passages that caches are compared on; the first half decides which caches are tried on the others.
         candidates: caches that are tried, besides random eviction.
         hopeless: a cache that diverges this many times as much as the best one on the first passage is dropped.
-        stay: number of caches that are tried at the second size, on all passages and in few bits. On Gemma-3-270M the
-            third best of the first half is by far the best of all.
+        stay: number of caches that are tried at the second size, on all passages and in few bits. Their order depends
+            on sizes and bits: on Gemma-3-270M the best in few bits is the second for budgets in tokens.
     """
 
     windows: int
