@@ -10,7 +10,7 @@ from functools import cache
 from measured import RESULTS
 from pandas import DataFrame, concat
 from real_rows import cell, percent
-from writing import table
+from writing import listed, table
 
 #: Models, as the pages call them.
 MODELS = {
@@ -97,17 +97,14 @@ def _note(model: str, frame: DataFrame) -> str:
     one, known, four, twelve, texts = most = max(counts.values())
     fewer = {count: [_SHARES[share] for share in counts if counts[share] == count] for count in counts.values()}
     rest = "".join(
-        f" At {' and '.join(titles)} of the memory: {', '.join(map(str, count[:-1]))} and {count[-1]}."
+        f" At {listed(titles)} of the memory: {', '.join(map(str, count[:-1]))} and {count[-1]}."
         for count, titles in fewer.items()
         if any(count) and count != most
     )
     missing = [title for share, title in _SHARES.items() if not any(counts[share])]
-    without = f" Not measured: {' and '.join(missing)} of the memory." if missing else ""
-    usual, *others = prepared["dtype"].value_counts().index if len(prepared) else frame["dtype"].unique()
-    also = "".join(
-        f" (after `prepare` at {' and '.join(_titles(prepared[prepared['dtype'] == dtype]))} in {dtype})"
-        for dtype in others
-    )
+    without = f" Not measured: {listed(missing)} of the memory." if missing else ""
+    usual = (frame if prepared.empty else frame[frame["cache"] != "prepared"])["dtype"].mode()[0]
+    also = "".join(f" (after `prepare`{where} in {dtype})" for dtype, where in _elsewhere(prepared, usual))
     return (
         f"{model} in {usual}{also}. Memory: of keys and values in 16 bits. Bits: of a number, or "
         f"of keys and of values. Right answers: of prompts of about 900 tokens that the full cache answers, {one} with "
@@ -116,8 +113,12 @@ def _note(model: str, frame: DataFrame) -> str:
     )
 
 
-def _titles(rows: DataFrame) -> list[str]:
-    return [title for share, title in _SHARES.items() if share in set(rows["share"])]
+def _elsewhere(prepared: DataFrame, usual: str) -> Iterator[tuple[str, str]]:
+    """The other dtypes, and the shares that ran in them if not all did."""
+    measured = set(prepared["share"])
+    for dtype, group in prepared[prepared["dtype"] != usual].groupby("dtype"):
+        titles = [title for share, title in _SHARES.items() if share in set(group["share"])]
+        yield str(dtype), "" if set(group["share"]) == measured else f" at {listed(titles)}"
 
 
 def _counts(prepared: DataFrame) -> tuple[int, ...]:

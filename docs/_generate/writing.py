@@ -23,6 +23,11 @@ def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
+def listed(names: Sequence[str]) -> str:
+    """Join one or more names: "a, b and c"."""
+    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
 def paper_link(paper: str | None, prefix: str = "arXiv ") -> str:
     """An arXiv id as a link; "none" where there is none."""
     return f"[{prefix}{paper}](https://arxiv.org/abs/{paper})" if paper else "none"

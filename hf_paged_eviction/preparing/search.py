@@ -21,6 +21,9 @@ SHARES = (1 / 4, 1 / 8)
 #: Shares of the bytes in 16 bits at which the best is compared with the same in few bits.
 MEMORY_SHARES = (1 / 4, 1 / 8, 1 / 16)
 
+#: A kind of cache that diverges this many times as much as another is clearly worse.
+_CLEARLY = 1.5
+
 #: Called with the work that was done, and with work that need not be done.
 Report = Callable[[float], object]
 
@@ -88,15 +91,25 @@ class Search:
         kinds = hopeful = [replace(best, bits=bits) for bits in (None, *BITS)]
         for at, share in enumerate(MEMORY_SHARES):
             self._measure(hopeful, [share], passages)
-            for least in self._best(hopeful, [share], passages, 1):
-                fewer = [kind for kind in hopeful if kind.width <= least.width]  # the less memory, the fewer bits
-                left = (len(hopeful) - len(fewer)) * len(MEMORY_SHARES[at + 1 :])
-                self._skipped(left * sum(self._work(passage, least) for passage in passages))
-                hopeful = fewer
+            fewer = self._fewer_bits(hopeful, share, passages)
+            left = (len(hopeful) - len(fewer)) * len(MEMORY_SHARES[at + 1 :])
+            self._skipped(left * sum(self._work(passage, fewer[-1]) for passage in passages))
+            hopeful = fewer
         bits = [kind.bits for kind in self._best(kinds, MEMORY_SHARES, passages, 1)]
         others = [replace(one, bits=few) for one in stay for few in bits if one != best]
         self._measure(others, MEMORY_SHARES, passages)
         return [*kinds, *others]
+
+    def _fewer_bits(self, kinds: list[Candidate], share: float, passages: Sequence[int]) -> list[Candidate]:
+        """Leave out what needs more bits than the best and is clearly worse: at smaller sizes it will be, too."""
+        scores = self._scores(kinds, [share], passages)
+        best = min(
+            (kind for kind in kinds if _label(kind) in scores), key=lambda kind: scores[_label(kind)], default=None
+        )
+        if best is None:
+            return kinds
+        limit = _CLEARLY * scores[_label(best)]
+        return [kind for kind in kinds if kind.width <= best.width or scores.get(_label(kind), 0.0) <= limit]
 
     def _hopeful(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         scores = self._scores(candidates, SHARES[:1], range(1))
