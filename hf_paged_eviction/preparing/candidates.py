@@ -15,10 +15,6 @@ from ..naming.sizes import MemoryShare
 from ..options.cache_options import BLOCK_SIZE
 from ..options.defaults import of_profile
 
-#: Values bear fewer bits than keys, whose errors change what is found: 2 bits for both lose to fewer tokens. The last
-#: pair is for models where most tokens have to stay, such as Gemma-3-270M.
-BITS: tuple[Bits, ...] = (8, 4, (4, 2), (3, 2))
-
 #: By index of a layer that evicts, a token's keys and values in 16 bits, `[1, kv_heads, 1, dim]` each.
 TokenStates = Mapping[int, tuple[Tensor, Tensor]]
 

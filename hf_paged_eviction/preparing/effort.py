@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..learned.measured import KEYS_AND_FITTED, KEYS_AND_QUERIES, RARE_KEYS_AND_FITTED
+from ..learned.measured import KEYS_AND_FITTED, KEYS_AND_QUERIES, RARE_KEYS_AND_FITTED, Bits
 from .candidates import Candidate
 
 #: Steeper budgets of heads for policies whose own choice of tokens is worth less. Steep ones also keep long facts
@@ -30,6 +30,9 @@ _ELSEWHERE = (
     Candidate("snapkv"),
     Candidate("tova"),
 )
+#: Values bear fewer bits than keys, whose errors change what is found. The last pair is for models where most tokens
+#: have to stay, such as Gemma-3-270M.
+_BITS: tuple[Bits, ...] = (4, (4, 2), (3, 2))
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Effort:
         hopeless: a cache that diverges this many times as much as the best one on the first passage is dropped.
         stay: number of caches that are tried at the second size, on all passages and in few bits. Their order depends
             on sizes and bits: on Gemma-3-270M the best in few bits is the second for budgets in tokens.
+        bits: bits that the best cache is tried in, besides those of the model, the most first.
     """
 
     windows: int
@@ -50,8 +54,9 @@ class Effort:
     candidates: tuple[Candidate, ...]
     hopeless: float
     stay: int
+    bits: tuple[Bits, ...] = _BITS
 
 
 NORMAL = Effort(5, 4, _NORMAL, 3.0, 3)
-THOROUGH = Effort(5, 4, (*_NORMAL, *_ELSEWHERE), float("inf"), 4)
+THOROUGH = Effort(5, 4, (*_NORMAL, *_ELSEWHERE), float("inf"), 4, (8, *_BITS, 2))
 QUICK = Effort(3, 2, (*_NORMAL[:3], _NORMAL[4]), 2.0, 2)

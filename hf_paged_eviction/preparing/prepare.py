@@ -24,7 +24,6 @@ from ..learned.measured import OF_USE, Use
 from ..options.cache_options import AUTO, BLOCK_SIZE, SMALL_BLOCK_SIZE
 from ..queries.attention import PAGED_EVICTION
 from ..version import __version__
-from .candidates import BITS
 from .difference import NoDifferenceError
 from .effort import NORMAL, QUICK, THOROUGH, Effort
 from .fitting import fit
@@ -75,8 +74,8 @@ def prepare(
             Python.
         use: what the cache is for: "text" (text that goes on), "questions" (facts) or "both".
         profile: use this profile: a file, a registered name, or `organisation/name` on the Hugging Face Hub.
-        thorough: if the profile has to be measured, also try caches that were never the best on the models that we
-            measured.
+        thorough: if the profile has to be measured, also try caches and bits that were never the best on the models
+            that we measured.
         quick: if the profile has to be measured, try fewer caches on less text.
         progress: show a progress bar with the remaining time. If more than ten minutes are left, a line names cheaper
             settings.
@@ -277,7 +276,7 @@ def _work(effort: Effort, read: list[Passage]) -> float:
     """The expected work of a whole measurement, see `Search.run`."""
     first, others = ([read[at] for at in half] for half in halves(len(read)))
     begin, end = (sum(map(of_reading, half)) for half in (first, others))
-    kinds = len(BITS) + effort.stay - 1
+    kinds = len(effort.bits) + effort.stay - 1
     in_bits = sum(of_reading(passage, few_bits=True) for passage in first) * kinds * len(MEMORY_SHARES)
     readings = begin * (len(effort.candidates) + effort.stay + 4) + end * len(SHARES) * (effort.stay + 1)
     return of_window(effort.windows) + sum(map(of_passage, read)) + readings + in_bits

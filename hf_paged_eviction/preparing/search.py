@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from ..learned.measured import BYTES, RANDOM, TOKENS, Measured, Row
-from .candidates import BITS, Candidate
+from .candidates import Candidate
 from .difference import NoDifferenceError, matters
 from .effort import Effort
 from .measuring import Trials
@@ -88,7 +88,7 @@ class Search:
     def _in_few_bits(self, best: Candidate, stay: Sequence[Candidate], passages: Sequence[int]) -> list[Candidate]:
         """Find the bits of the best cache, and compare the others in these: where bits are few, most tokens stay, and
         another cache may choose those better."""
-        kinds = hopeful = [replace(best, bits=bits) for bits in (None, *BITS)]
+        kinds = hopeful = [replace(best, bits=bits) for bits in (None, *self._effort.bits)]
         for at, share in enumerate(MEMORY_SHARES):
             self._measure(hopeful, [share], passages)
             fewer = self._fewer_bits(hopeful, share, passages)

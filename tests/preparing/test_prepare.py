@@ -47,8 +47,7 @@ def small(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     for name, number in {"_WINDOW": 256, "_LENGTH": 200, "_GOING_ON": 16, "_FACTS": 1}.items():
         monkeypatch.setattr(preparing, name, number)
     tried = (Candidate("observed", "heads"), Candidate("tova", "heads(power=2.0)"), Candidate("keydiff"))
-    monkeypatch.setattr(preparing, "NORMAL", Effort(2, 2, tried, 3.0, 2))
-    monkeypatch.setattr(search, "BITS", (8, (4, 2)))
+    monkeypatch.setattr(preparing, "NORMAL", Effort(2, 2, tried, 3.0, 2, (8, (4, 2))))
 
 
 @pytest.fixture(scope="module")

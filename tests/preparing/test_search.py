@@ -12,7 +12,7 @@ import torch
 
 from hf_paged_eviction.learned.measured import RANDOM, Measured, Row
 from hf_paged_eviction.options.defaults import of_profile
-from hf_paged_eviction.preparing.candidates import BITS, Candidate
+from hf_paged_eviction.preparing.candidates import Candidate
 from hf_paged_eviction.preparing.effort import NORMAL, THOROUGH, Effort
 from hf_paged_eviction.preparing.passages import Passage
 from hf_paged_eviction.preparing.readings import Reading, Readings
@@ -52,7 +52,7 @@ def _searched(effort: Effort, divergences: Any, folder: Path, monkeypatch: pytes
 def test_another_cache_may_be_the_best_in_few_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Gemma-3-270M: of a quarter of the tokens none keeps enough; of those that fit in few bits, one does."""
     first, second = NORMAL.candidates[:2]
-    worse = dict(zip(BITS, (3.0, 1.25, 1.0, 2.0), strict=True))
+    worse = dict(zip(NORMAL.bits, (3.0, 1.0, 1.25), strict=True))
     read: list[tuple[str, float]] = []
 
     def divergences(self: Any, candidate: Any, reading: Reading) -> dict[str, list[float]]:
@@ -71,7 +71,7 @@ def test_another_cache_may_be_the_best_in_few_bits(tmp_path: Path, monkeypatch: 
     assert of_bytes.label == replace(second, bits=(4, 2)).row("bytes", 1).label
     # More bits that are clearly worse at a quarter of the memory are not tried at less; fewer bits are.
     in_bits = {(cache, share) for cache, share in read if cache.startswith(first.row("bytes", 1).label + ",")}
-    kept = {replace(first, bits=bits).row("bytes", 1).label for bits in BITS[1:]}
+    kept = {replace(first, bits=bits).row("bytes", 1).label for bits in NORMAL.bits[1:]}
     assert {cache for cache, share in in_bits if share < 1 / 4} == kept
 
 
