@@ -102,14 +102,11 @@ class Search:
 
     def _fewer_bits(self, kinds: list[Candidate], share: float, passages: Sequence[int]) -> list[Candidate]:
         """Leave out what needs more bits than the best and is clearly worse: at smaller sizes it will be, too."""
-        scores = self._scores(kinds, [share], passages)
-        best = min(
-            (kind for kind in kinds if _label(kind) in scores), key=lambda kind: scores[_label(kind)], default=None
-        )
-        if best is None:
+        scores, best = self._scores(kinds, [share], passages), self._best(kinds, [share], passages, 1)
+        if not best:
             return kinds
-        limit = _CLEARLY * scores[_label(best)]
-        return [kind for kind in kinds if kind.width <= best.width or scores.get(_label(kind), 0.0) <= limit]
+        limit = _CLEARLY * scores[_label(best[0])]
+        return [kind for kind in kinds if kind.width <= best[0].width or scores.get(_label(kind), 0.0) <= limit]
 
     def _hopeful(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         scores = self._scores(candidates, SHARES[:1], range(1))
