@@ -97,7 +97,7 @@ def _note(model: str, frame: DataFrame) -> str:
     one, known, four, twelve, texts = most = max(counts.values())
     fewer = {count: [_SHARES[share] for share in counts if counts[share] == count] for count in counts.values()}
     rest = "".join(
-        f" At {listed(titles)} of the memory: {', '.join(map(str, count[:-1]))} and {count[-1]}."
+        f" At {listed(titles)} of the memory: {listed([*map(str, count)])}."
         for count, titles in fewer.items()
         if any(count) and count != most
     )

@@ -32,14 +32,19 @@ _HYBRIDS = KEYS_AND_QUERIES, KEYS_AND_FITTED, RARE_KEYS_AND_FITTED
 POLICIES = frozenset(
     (RANDOM, "observed", "calibrated", "leverage", "keydiff", *_HYBRIDS, "tova", "snapkv", "streaming_llm")
 )
-#: A size at which the best cache still loses so much of what random eviction loses is beyond reach.
-_BEYOND_REACH = 1 / 3
 #: Its allocators: equal shares, or those of the profile, as they are or raised to a power.
 _ALLOCATOR = re.compile(r"uniform|heads(\(power=\d(\.\d{1,3})?\))?")
 #: Dtypes that models run in.
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
+#: A size at which the best cache still loses so much of what random eviction loses is beyond reach.
+_BEYOND_REACH = 1 / 3
 #: Smallest share of the full cache, and largest divergence: far beyond what is ever measured.
 _LEAST_SHARE, _MOST = 1e-3, 1e6
+
+
+def pair(bits: Bits) -> tuple[int | None, ...]:
+    """Bits of keys and of values."""
+    return bits if isinstance(bits, tuple) else (bits, bits)
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ class Measured:
     def __post_init__(self) -> None:
         for row in self.rows:
             numbers = [number for divergences in row.divergences.values() for number in divergences]
-            parts = row.bits if isinstance(row.bits, tuple) else (row.bits, row.bits)
+            parts = pair(row.bits)
             known = len(parts) == 2 and all(part in (None, 2, 3, 4, 8) for part in parts)
             right = known and row.unit in UNITS and 0 < row.share <= 1
             if not right or set(row.divergences) - {*ASPECTS} or not all(number >= -1e-3 for number in numbers):

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..cache import PagedEvictionCache
-from ..learned.measured import BYTES, FULL_BITS, TOKENS, Bits, Row
+from ..learned.measured import BYTES, FULL_BITS, TOKENS, Bits, Row, pair
 from ..naming.of_files import quoted
 from ..naming.sizes import MemoryShare
 from ..options.cache_options import BLOCK_SIZE
@@ -34,8 +34,7 @@ class Candidate:
     @property
     def width(self) -> int:
         """Bits of a key's and a value's number together."""
-        keys, values = self.bits if isinstance(self.bits, tuple) else (self.bits, self.bits)
-        return (keys or FULL_BITS) + (values or FULL_BITS)
+        return sum(bits or FULL_BITS for bits in pair(self.bits))
 
     def row(self, unit: str, share: float) -> Row:
         """The row of this cache, without divergences."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from ..learned.calibration import Calibration
-from ..learned.measured import ASPECTS, BYTES, FULL_BITS, RANDOM, TOKENS, Measured, Row, Use
+from ..learned.measured import ASPECTS, BYTES, FULL_BITS, RANDOM, TOKENS, Measured, Row, Use, pair
 
 #: Caches of a table, besides random eviction.
 _LINES = 5
@@ -81,10 +81,10 @@ def _name(row: Row, best: Row) -> str:
     """What a row is called in a table: of the best cache for bytes, its bits."""
     if row.unit == TOKENS or (row.policy, row.allocator) != (best.policy, best.allocator):
         return row.label
-    keys, values = row.bits if isinstance(row.bits, tuple) else (row.bits, row.bits)
+    keys, values = (bits or FULL_BITS for bits in pair(row.bits))
     if keys == values:
-        return f"{keys or FULL_BITS} bits"
-    return f"keys in {keys or FULL_BITS} bits, values in {values or FULL_BITS}"
+        return f"{keys} bits"
+    return f"keys in {keys} bits, values in {values}"
 
 
 def _number(row: Row, aspect: str) -> str:

@@ -68,7 +68,7 @@ class Search:
         effort, (first, rest) = self._effort, halves(len(self._passages))
         candidates = self._effort.candidates
         self._measure(candidates, SHARES[:1], first[:1])
-        hopeful = self._hopeful(candidates)
+        hopeful = self._close(candidates, SHARES[0], first[:1], effort.hopeless)
         self._skipped((len(candidates) - len(hopeful)) * sum(self._work(passage) for passage in first[1:]))
         self._measure(hopeful, SHARES[:1], first[1:])
         stay = self._best(hopeful, SHARES[:1], first, effort.stay)
@@ -102,15 +102,16 @@ class Search:
 
     def _fewer_bits(self, kinds: list[Candidate], share: float, passages: Sequence[int]) -> list[Candidate]:
         """Leave out what needs more bits than the best and is clearly worse: at smaller sizes it will be, too."""
-        scores, best = self._scores(kinds, [share], passages), self._best(kinds, [share], passages, 1)
-        if not best:
-            return kinds
-        limit = _CLEARLY * scores[_label(best[0])]
-        return [kind for kind in kinds if kind.width <= best[0].width or scores.get(_label(kind), 0.0) <= limit]
+        best = self._best(kinds, [share], passages, 1)
+        close = self._close(kinds, share, passages, _CLEARLY)
+        return [kind for kind in kinds if kind in close or not best or kind.width < best[0].width]
 
-    def _hopeful(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        scores = self._scores(candidates, SHARES[:1], range(1))
-        limit = self._effort.hopeless * min(scores.values(), default=0.0)
+    def _close(
+        self, candidates: Sequence[Candidate], share: float, passages: Sequence[int], times: float
+    ) -> list[Candidate]:
+        """Those that diverge at most so many times as much as the best one."""
+        scores = self._scores(candidates, [share], passages)
+        limit = times * min(scores.values(), default=0.0)
         return [candidate for candidate in candidates if scores.get(_label(candidate), float("inf")) <= limit]
 
     def _best(
