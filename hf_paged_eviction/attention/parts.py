@@ -10,10 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..tensors.pieces import piece_bytes
 from .weights import Logits
-
-#: Largest size of the logits in memory, in bytes; many queries are processed in pieces.
-_PIECE = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ def read(query: Tensor, part: Part, logits: Logits) -> Read:
         query: `[batch, query_heads, q, dim]`; `G` query heads share a KV head.
     """
     rows, heads, count, _ = query.shape
-    size = max(1, _PIECE // (4 * rows * heads * max(part.keys.shape[2], 1)))
+    size = max(1, piece_bytes(query.device) // (4 * rows * heads * max(part.keys.shape[2], 1)))
     pieces = []
     for start in range(0, count, size):
         bias = part.bias

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-#: Largest size of the similarities in memory, in bytes.
-_PIECE = 64 * 2**20
+from ..tensors.pieces import piece_bytes
 
 
 def unit_keys(keys: Tensor, valid: Tensor) -> Tensor:
@@ -15,7 +14,7 @@ def unit_keys(keys: Tensor, valid: Tensor) -> Tensor:
 
 def piece_size(tokens: Tensor) -> int:
     """Number of rows of a token x token matrix that fit into a piece, for `[batch, kv_heads, tokens]`."""
-    return max(1, _PIECE // (4 * tokens.numel()))
+    return max(1, piece_bytes(tokens.device) // (4 * tokens.numel()))
 
 
 def redundancy(keys: Tensor, positions: Tensor, threshold: float) -> Tensor:

@@ -139,7 +139,7 @@ def test_redundancy_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = text(tokens=23)
     policies = [make_policy("r_kv(balance=0.0)"), make_policy("graphkv(recency, sources=0.7)")]
     whole = [policy.score(inputs.context(policy, inputs.all_pieces(policy))) for policy in policies]
-    monkeypatch.setattr("hf_paged_eviction.policies.redundancy._PIECE", 4 * 3 * 2 * 23 * 5)
+    monkeypatch.setattr("hf_paged_eviction.policies.redundancy.piece_bytes", lambda _: 4 * 3 * 2 * 23 * 5)
     parts = [policy.score(inputs.context(policy, inputs.all_pieces(policy))) for policy in policies]
     for one, other in zip(whole, parts, strict=True):
         torch.testing.assert_close(one, other)
