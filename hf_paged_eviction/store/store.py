@@ -256,7 +256,7 @@ class Store:
         Args:
             arrived: the tokens that are held afterwards; needed if the store `rounds`.
         """
-        self.columns.append(start, self._encoded(keys, values, arrived))
+        self.columns.append(start, self._encoded(keys, values, None if arrived is None else arrived.new))
         if arrived is None or not self.rounds:
             return
 
@@ -272,7 +272,7 @@ class Store:
         self, keys: Tensor, values: Tensor, kept_indices: Tensor, held: int, arrived: Arrived, views: bool
     ) -> None:
         """Keep the tokens at `kept_indices` `[batch, sets, n]` of these states, and drop all others; only new tokens
-        are encoded.
+        are encoded, of a prompt in one piece those that stay.
 
         Args:
             keys, values: the first `held` tokens as `read` returned them, followed by new ones.
@@ -282,19 +282,25 @@ class Store:
         if not self.rounds:
             self.columns.take(self._encoded(keys, values), kept_indices, views, arrived.limits)
             return
-        old, new = self.columns.first(held), self._encoded(keys[:, :, held:], values[:, :, held:], arrived)
-        joined = {name: torch.cat([old[name], states], dim=2) for name, states in new.items()}
-        self.columns.take(joined, kept_indices, views, arrived.limits)
 
         def states(slots: Tensor) -> KeysValues:
             place = kept_indices.expand(-1, slots.shape[1], -1).gather(-1, slots)
             return gather_slots(keys, place), gather_slots(values, place)
 
+        rows, heads, tokens, _ = keys.shape
+        slots = torch.arange(kept_indices.shape[-1], device=keys.device).expand(rows, heads, -1)
+        if held or slots.shape[-1] >= tokens:
+            old, new = self.columns.first(held), self._encoded(keys[:, :, held:], values[:, :, held:], arrived.new)
+            joined = {name: torch.cat([old[name], states], dim=2) for name, states in new.items()}
+            self.columns.take(joined, kept_indices, views, arrived.limits)
+        else:
+            stay = self._encoded(*states(slots), arrived.positions)
+            self.columns.take(stay, slots[:, : kept_indices.shape[1]], views, arrived.limits)
         self.exact.find(arrived.positions, arrived.count, states)
 
-    def _encoded(self, keys: Tensor, values: Tensor, arrived: Arrived | None = None) -> dict[str, Tensor]:
+    def _encoded(self, keys: Tensor, values: Tensor, positions: Tensor | None = None) -> dict[str, Tensor]:
         # The position of a pad may be anything.
-        positions = None if arrived is None else arrived.new.clamp_min(0)
+        positions = None if positions is None else positions.clamp_min(0)
         states = self.coder.encode(keys, values, positions, self.columns.beside)
         if self.rerotation is not None and not self.turns:
             del states["rerotated"]
