@@ -56,10 +56,10 @@ class Candidate:
         if self.bits is None:
             return self._of(config, profile, max(round(tokens * share / BLOCK_SIZE), 4) * BLOCK_SIZE)
         trial = self._of(config, profile, MemoryShare(share, tokens).text)
-        for index, (keys, values) in token.items():
-            trial.update(keys, values, index)
+        for index, layer in trial.paged_layers:
+            layer.state.measure(*token[index])
         if trial.budget is None:
-            raise RuntimeError("A budget in bytes is one of tokens once all layers hold a token.")
+            raise RuntimeError("A budget in bytes is one of tokens once all layers know the size of a token.")
         return self._of(config, profile, trial.budget)
 
     def _of(self, config: Any, profile: Path, budget: int | str) -> PagedEvictionCache:

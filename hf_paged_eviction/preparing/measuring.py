@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.linalg import vecdot
 
 from ..cache import PagedEvictionCache
 from ..integration.feeding import feed
@@ -19,7 +20,7 @@ from .recording import Recording
 Make = Callable[[int], PagedEvictionCache]
 
 #: Tokens of an answer, most of the longest.
-ANSWER = 16
+ANSWER = 12
 #: Questions of a passage that are also asked at the end of the prompt, each of which is a prompt of its own.
 ASKED_IN_PROMPT = 2
 
@@ -47,8 +48,8 @@ class _Trial:
         cache.activate_past_recording()  # nothing comes behind these tokens, so nothing has to go for them
         count = self.full.shape[1]
         for logits, full in zip(feed(model, self.rests, None, cache, keep=count), self.full, strict=True):
-            log_probabilities = logits[-count:].float().log_softmax(-1)
-            yield float((full.exp() * (full - log_probabilities)).sum(-1).mean())
+            difference = logits[-count:].float().log_softmax(-1).sub_(full)
+            yield -float(vecdot(full.exp(), difference).mean())
 
 
 class Trials:

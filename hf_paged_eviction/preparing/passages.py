@@ -10,6 +10,8 @@ from torch import Tensor
 
 _THINGS = "harbour lantern archive orchard tunnel foundry glacier library windmill chapel quarry greenhouse".split()
 _KINDS = "northern silver hidden ancient crooked amber quiet marble western crimson hollow upper".split()
+#: Facts of a text that are asked for, of which every other one is long.
+_ASKED = 4
 
 
 @dataclass(frozen=True)
@@ -19,8 +21,8 @@ class Passage:
     Attributes:
         context: `[1, tokens]` int64.
         continuation: `[1, tokens]`, how the text goes on; None if there is none.
-        questions: `[1, tokens]` each, of the same length, with the beginning of the answer; about many facts, which
-            share the budget, or about one, which nothing in the text resembles.
+        questions: `[1, tokens]` each, of the same length, with the beginning of the answer; about some of many facts,
+            which share the budget, or about one, which nothing in the text resembles.
     """
 
     context: Tensor
@@ -64,7 +66,7 @@ def _with_facts(tokenizer: Any, opening: list[int], text: str, count: int, draw:
     def encode(words: str) -> list[int]:
         return list(tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"])
 
-    questions = [encode(question) for question, _ in facts]
+    questions = [encode(question) for question, _ in facts[:_ASKED]]
     longest = max(map(len, questions))
     # Of equal length they are rows of one batch without padding: the line break before a shorter one is repeated.
     equal = [question[:1] * (longest - len(question)) + question for question in questions]

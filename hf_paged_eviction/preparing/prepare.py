@@ -278,7 +278,7 @@ def _work(effort: Effort, read: list[Passage]) -> float:
     begin, end = (sum(map(of_reading, half)) for half in (first, others))
     kinds = len(effort.bits) + effort.stay - 1
     in_bits = sum(of_reading(passage, few_bits=True) for passage in first) * kinds * len(MEMORY_SHARES)
-    readings = begin * (len(effort.candidates) + effort.stay + 4) + end * len(SHARES) * (effort.stay + 1)
+    readings = begin * (len(effort.candidates) + effort.stay + 3) + end * len(SHARES) * (effort.stay + 1)
     return of_window(effort.windows) + sum(map(of_passage, read)) + readings + in_bits
 
 

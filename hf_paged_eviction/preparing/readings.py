@@ -60,9 +60,6 @@ class Readings:
         """The divergences of a reading so far; none if it was not measured or cannot be."""
         return self._done.get(reading) or {}
 
-    def __contains__(self, reading: Reading) -> bool:
-        return reading in self._done
-
 
 def _whole_lines(path: Path) -> list[str]:
     """The lines of a file without the last one if the process was killed while it wrote that."""

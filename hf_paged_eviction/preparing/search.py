@@ -21,8 +21,9 @@ SHARES = (1 / 4, 1 / 8)
 #: Shares of the bytes in 16 bits at which the best is compared with the same in few bits.
 MEMORY_SHARES = (1 / 4, 1 / 8, 1 / 16)
 
-#: A kind of cache that diverges this many times as much as another is clearly worse.
-_CLEARLY = 1.5
+#: A cache that diverges this many times as much as another is clearly worse, even if few passages were read: their
+#: order in one of them says little.
+_CLEARLY = 2.0
 
 #: Called with the work that was done, and with work that need not be done.
 Report = Callable[[float], object]
@@ -56,6 +57,7 @@ class Search:
         self._effort, self._use, self._readings = effort, use, readings
         self._done, self._skipped = done, skipped
         self._trials = cache(self._read_passage)
+        self._counted: set[Reading] = set()  # of which the progress was reported
         self._random = Candidate(RANDOM)
         self._dtype = str(model.dtype).removeprefix("torch.")
 
@@ -66,15 +68,11 @@ class Search:
             NoDifferenceError: see there.
         """
         effort, (first, rest) = self._effort, halves(len(self._passages))
-        candidates = self._effort.candidates
-        self._measure(candidates, SHARES[:1], first[:1])
-        hopeful = self._close(candidates, SHARES[0], first[:1], effort.hopeless)
-        self._skipped((len(candidates) - len(hopeful)) * sum(self._work(passage) for passage in first[1:]))
-        self._measure(hopeful, SHARES[:1], first[1:])
+        candidates, passages = effort.candidates, [*first, *rest]
+        hopeful = self._race(candidates, SHARES[:1], first, effort.hopeless)
         stay = self._best(hopeful, SHARES[:1], first, effort.stay)
         self._measure(stay, SHARES[1:], first)
-        self._measure(stay, SHARES, rest)
-        passages = [*first, *rest]
+        stay = self._race(stay, SHARES, rest, _CLEARLY, first)
         best = self._best(stay, SHARES, passages, 1)
         if not best or not matters(*(self._rows([one], TOKENS, SHARES, passages) for one in (*best, self._random))):
             raise NoDifferenceError
@@ -87,30 +85,41 @@ class Search:
 
     def _in_few_bits(self, best: Candidate, stay: Sequence[Candidate], passages: Sequence[int]) -> list[Candidate]:
         """Find the bits of the best cache, and compare the others in these: where bits are few, most tokens stay, and
-        another cache may choose those better."""
-        kinds = hopeful = [replace(best, bits=bits) for bits in (None, *self._effort.bits)]
-        for at, share in enumerate(MEMORY_SHARES):
-            self._measure(hopeful, [share], passages)
-            fewer = self._fewer_bits(hopeful, share, passages)
-            left = (len(hopeful) - len(fewer)) * len(MEMORY_SHARES[at + 1 :])
-            self._skipped(left * sum(self._work(passage, fewer[-1]) for passage in passages))
-            hopeful = fewer
-        bits = [kind.bits for kind in self._best(kinds, MEMORY_SHARES, passages, 1)]
-        others = [replace(one, bits=few) for one in stay for few in bits if one != best]
-        self._measure(others, MEMORY_SHARES, passages)
+        another cache may choose those better. Returns all that were tried."""
+        kinds = [replace(best, bits=bits) for bits in self._effort.bits]
+        self._race(kinds, MEMORY_SHARES, passages, _CLEARLY)
+        found = self._best(kinds, MEMORY_SHARES, passages, 1)
+        if not found:  # no bits suit this model
+            self._measure([best], MEMORY_SHARES, passages)
+            return [best]
+        others = [replace(one, bits=found[0].bits) for one in stay if one != best]
+        self._race([*found, *others], MEMORY_SHARES, passages, _CLEARLY)
         return [*kinds, *others]
 
-    def _fewer_bits(self, kinds: list[Candidate], share: float, passages: Sequence[int]) -> list[Candidate]:
-        """Leave out what needs more bits than the best and is clearly worse: at smaller sizes it will be, too."""
-        best = self._best(kinds, [share], passages, 1)
-        close = self._close(kinds, share, passages, _CLEARLY)
-        return [kind for kind in kinds if kind in close or not best or kind.width < best[0].width]
+    def _race(
+        self,
+        candidates: Sequence[Candidate],
+        shares: Sequence[float],
+        passages: Sequence[int],
+        times: float,
+        before: Sequence[int] = (),
+    ) -> list[Candidate]:
+        """Measure passage after passage, of which `before` are done, and leave out what is clearly worse by then."""
+        left = list(candidates)
+        for at in range(len(passages) + 1):
+            if known := [*before, *passages[:at]]:
+                close = self._close(left, shares, known, times)
+                gone = [candidate for candidate in left if candidate not in close]
+                self._skipped(len(shares) * sum(self._work(one, lost) for one in passages[at:] for lost in gone))
+                left = close
+            self._measure(left, shares, passages[at : at + 1])
+        return left
 
     def _close(
-        self, candidates: Sequence[Candidate], share: float, passages: Sequence[int], times: float
+        self, candidates: Sequence[Candidate], shares: Sequence[float], passages: Sequence[int], times: float
     ) -> list[Candidate]:
         """Those that diverge at most so many times as much as the best one."""
-        scores = self._scores(candidates, [share], passages)
+        scores = self._scores(candidates, shares, passages)
         limit = times * min(scores.values(), default=0.0)
         return [candidate for candidate in candidates if scores.get(_label(candidate), float("inf")) <= limit]
 
@@ -149,9 +158,9 @@ class Search:
             for share in shares:
                 for candidate in (self._random, *candidates):
                     reading = Reading(_label(candidate), share, passage)
-                    new = reading not in self._readings
                     self._readings.get(reading, lambda c=candidate, r=reading: self._read(c, r))  # type: ignore[misc]
-                    if new or candidate != self._random:
+                    if reading not in self._counted:
+                        self._counted.add(reading)
                         self._done(self._work(passage, candidate))
 
     def _read(self, candidate: Candidate, reading: Reading) -> Divergences:

@@ -53,10 +53,10 @@ def test_another_cache_may_be_the_best_in_few_bits(tmp_path: Path, monkeypatch: 
     """As on Gemma-3-270M: of a quarter of the tokens none keeps enough; of those that fit in few bits, one does."""
     first, second = NORMAL.candidates[:2]
     worse = dict(zip(NORMAL.bits, (3.0, 1.0, 1.25), strict=True))
-    read: list[tuple[str, float]] = []
+    read: list[Reading] = []
 
     def divergences(self: Any, candidate: Any, reading: Reading) -> dict[str, list[float]]:
-        read.append((reading.cache, reading.share))
+        read.append(reading)
         if candidate.policy == RANDOM:
             return {"unknown": [1.0]}
         place = NORMAL.candidates.index(replace(candidate, bits=None))
@@ -69,10 +69,10 @@ def test_another_cache_may_be_the_best_in_few_bits(tmp_path: Path, monkeypatch: 
     assert of_tokens is not None and of_bytes is not None
     assert of_tokens.label == first.row("tokens", 1).label
     assert of_bytes.label == replace(second, bits=(4, 2)).row("bytes", 1).label
-    # More bits that are clearly worse at a quarter of the memory are not tried at less; fewer bits are.
-    in_bits = {(cache, share) for cache, share in read if cache.startswith(first.row("bytes", 1).label + ",")}
+    # Bits that are clearly worse in the first passage are not tried in the second.
+    in_bits = [reading for reading in read if reading.cache.startswith(first.row("bytes", 1).label + ",")]
     kept = {replace(first, bits=bits).row("bytes", 1).label for bits in NORMAL.bits[1:]}
-    assert {cache for cache, share in in_bits if share < 1 / 4} == kept
+    assert {reading.cache for reading in in_bits if reading.passage} == kept
 
 
 @pytest.mark.parametrize(("least", "best"), [(0.5, "tova"), (0.2, "snapkv")])
