@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..cache import PagedEvictionCache
-from ..learned.measured import BYTES, FULL_BITS, TOKENS, Bits, Row, pair
+from ..learned.measured import BYTES, TOKENS, Bits, Row
 from ..naming.of_files import quoted
 from ..naming.sizes import MemoryShare
 from ..options.cache_options import BLOCK_SIZE
@@ -30,11 +30,6 @@ class Candidate:
     policy: str
     allocator: str = "uniform"
     bits: Bits = None
-
-    @property
-    def width(self) -> int:
-        """Bits of a key's and a value's number together."""
-        return sum(bits or FULL_BITS for bits in pair(self.bits))
 
     def row(self, unit: str, share: float) -> Row:
         """The row of this cache, without divergences."""

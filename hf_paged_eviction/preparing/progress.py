@@ -16,10 +16,10 @@ from .passages import Passage
 LONG = 10
 #: Part of the work after which the rest can be estimated.
 _KNOWN = 0.02
-_WINDOW = 10.0
-_PASSAGE, _QUESTION = 5.0, 0.4
+_WINDOW = 7.0
+_PASSAGE, _QUESTION = 6.0, 0.6
 _READING, _ASKED = 1.0, 0.5
-_FEW_BITS = 2.0
+_FEW_BITS = 1.5
 
 
 def of_window(share: float) -> float:

@@ -11,14 +11,17 @@ import models
 import modes
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.precision.codec import Codec
+from hf_paged_eviction.store.columns import gather_slots
+from hf_paged_eviction.store.store import Store
 
 pytestmark = pytest.mark.contract
 
 
 @functools.cache
-def shared(family: str) -> Any:
+def shared(family: str, *attention: str) -> Any:
     """In double precision a step of the rounding is hardly ever taken for the noise of the last digit."""
-    return models.build(family).double()
+    return models.build(family, *attention).double()
 
 
 def test_scores_are_those_of_the_tokens_as_they_came() -> None:
@@ -35,8 +38,10 @@ def test_scores_are_those_of_the_tokens_as_they_came() -> None:
         assert held[0] == held[1], policy
 
 
-def filled(steps: int = 7, **settings: Any) -> tuple[Any, PagedEvictionCache, torch.Tensor, torch.Tensor]:
-    model = shared("llama")
+def filled(
+    steps: int = 7, *attention: str, **settings: Any
+) -> tuple[Any, PagedEvictionCache, torch.Tensor, torch.Tensor]:
+    model = shared("llama", *attention)
     cache = PagedEvictionCache(model.config, **{"budget": 24, "block_size": 4, "bits": 4, **settings})
     ids, mask = models.left_pad(models.prompts([50, 38], seed=1))
     for start, stop in [(0, 30), *((at, at + 1) for at in range(30, 30 + steps))]:
@@ -47,6 +52,38 @@ def filled(steps: int = 7, **settings: Any) -> tuple[Any, PagedEvictionCache, to
 def go_on(model: Any, cache: Any, ids: torch.Tensor, mask: torch.Tensor, start: int = 37) -> torch.Tensor:
     steps = [modes.forward(model, cache, ids, mask, at, at + 1)[:, -1] for at in range(start, ids.shape[1])]
     return torch.stack(steps)
+
+
+@pytest.mark.parametrize("allocator", ["uniform", "ada_kv"])
+def test_of_a_prompt_only_what_stays_is_encoded(allocator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And gets the codes that it would get among all tokens."""
+    encode, encoded = Codec.encode, []
+
+    def counted(self: Codec, states: torch.Tensor, *more: Any) -> Any:
+        encoded.append(states.shape[2])
+        return encode(self, states, *more)
+
+    monkeypatch.setattr(Codec, "encode", counted)
+    options = {"policy": "keydiff", "allocator": allocator}
+    few = filled(0, "paged_eviction", **options)[1]
+    assert encoded and max(encoded) <= max(layer.state.table.capacity for layer in few.layers) < 30
+    monkeypatch.setattr(Store, "keep", _keep_of_all)
+    for layer, other in zip(few.layers, filled(0, "paged_eviction", **options)[1].layers, strict=True):
+        live = layer.positions.expand(-1, 2, -1) >= 0
+        assert torch.equal(layer.positions, other.positions)
+        for states, expected in zip(layer.state.store.read(), other.state.store.read(), strict=True):
+            assert torch.equal(states[live], expected[live])
+
+
+def _keep_of_all(self: Store, keys: Any, values: Any, kept: Any, held: int, arrived: Any, views: bool) -> None:
+    """`Store.keep` of a first prompt, which encodes all tokens."""
+    self.columns.take(self._encoded(keys, values, arrived.new), kept, views, arrived.limits)
+
+    def states(slots: torch.Tensor) -> Any:
+        place = kept.expand(-1, slots.shape[1], -1).gather(-1, slots)
+        return gather_slots(keys, place), gather_slots(values, place)
+
+    self.exact.find(arrived.positions, arrived.count, states)
 
 
 @pytest.mark.parametrize("static", [False, pytest.param(True, marks=models.needs_514)])

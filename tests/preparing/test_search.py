@@ -75,6 +75,22 @@ def test_another_cache_may_be_the_best_in_few_bits(tmp_path: Path, monkeypatch: 
     assert {reading.cache for reading in in_bits if reading.passage} == kept
 
 
+def test_who_finds_a_single_fact_may_lose_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Gemma-3-270M: in few bits caches are compared on all passages, since these ask for different things."""
+    second = NORMAL.candidates[1]
+
+    def divergences(self: Any, candidate: Any, reading: Reading) -> dict[str, list[float]]:
+        if candidate.policy == RANDOM:
+            return {"unknown": [1.0]}
+        place = NORMAL.candidates.index(replace(candidate, bits=None))
+        if candidate.bits is None:
+            return {"unknown": [0.8 + place / 100]}
+        return {"unknown": [(0.04, 0.3)[reading.passage] if place != 1 else (0.14, 0.06)[reading.passage]]}
+
+    best = _searched(NORMAL, divergences, tmp_path, monkeypatch).best("bytes", "both")
+    assert best is not None and best.label == replace(second, bits=NORMAL.bits[0]).row("bytes", 1).label
+
+
 @pytest.mark.parametrize(("least", "best"), [(0.5, "tova"), (0.2, "snapkv")])
 def test_sizes_beyond_reach_do_not_decide(least: float, best: str) -> None:
     """At a sixteenth the second cache is far better, but not good enough to be of use, or it is."""
