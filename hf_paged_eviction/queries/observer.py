@@ -19,7 +19,7 @@ from ..store.arriving import StateKind
 from ..store.columns import Columns, gather_slots
 from ..store.tensors import byte_count
 from ..tensors.parts import map_tensors
-from ..tensors.pieces import piece_bytes
+from ..tensors.pieces import PIECE_BYTES
 from ..tensors.saved import LONGEST, SavedState, StateDict
 
 
@@ -84,7 +84,7 @@ def fold(
         positions = positions.gather(-1, chosen.clamp_min(0)).masked_fill(chosen < 0, -1)
         query = gather_slots(query, chosen.clamp_min(0)[:, None])
     rows, heads, _, dim = query.shape
-    size = max(1, piece_bytes(query.device) // (4 * rows * heads * (key.shape[2] if weights else dim)))
+    size = max(1, PIECE_BYTES[query.device.type] // (4 * rows * heads * (key.shape[2] if weights else dim)))
     for piece, at in zip(query.split(size, dim=2), positions.split(size, dim=1), strict=True):
         seen = Attention(piece, key, at, key_positions, queries.logits, local_heads, rotary)
         statistics = observe(statistics, seen)

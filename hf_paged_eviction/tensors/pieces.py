@@ -1,14 +1,8 @@
 """The size of temporary tensors."""
 
-import torch
+from collections import defaultdict
 
-_ON_CPU, _ELSEWHERE = 16 * 2**20, 64 * 2**20
-
-
-def piece_bytes(device: torch.device) -> int:
-    """Largest size of a temporary tensor in bytes; what takes more is computed in pieces.
-
-    On a GPU smaller pieces are more calls. On a CPU, glibc hands tensors of 32 MiB and more back to the system each
-    time, whose next use of the memory costs more than the computation.
-    """
-    return _ON_CPU if device.type == "cpu" else _ELSEWHERE
+#: Largest size of a temporary tensor in bytes, by type of device; what takes more is computed in pieces. On a GPU
+#: smaller pieces are more calls. On a CPU, glibc hands tensors of 32 MiB and more back to the system each time, and to
+#: use new memory of the system costs more than the computation.
+PIECE_BYTES: defaultdict[str, int] = defaultdict(lambda: 64 * 2**20, cpu=16 * 2**20)

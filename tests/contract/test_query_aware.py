@@ -11,6 +11,7 @@ import rows
 from evicting import binding, exact
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.policies.attention.h2o import H2O
+from hf_paged_eviction.tensors.pieces import PIECE_BYTES
 from reference import Recorder, assert_evicted
 
 pytestmark = pytest.mark.contract
@@ -93,7 +94,7 @@ def test_pieces_of_a_long_prompt_add_up(monkeypatch: pytest.MonkeyPatch) -> None
     observed = []
     for in_pieces in (False, True):
         if in_pieces:
-            monkeypatch.setattr("hf_paged_eviction.queries.observer.piece_bytes", lambda _: 4 * 2 * 4 * 60 * 7)
+            monkeypatch.setitem(PIECE_BYTES, "cpu", 4 * 2 * 4 * 60 * 7)
         cache = models.paged(model.config, budget=24, block_size=4, policy="h2o")
         modes.forward(model, cache, ids, mask, 0, 60)
         observed.append(cache.layers[1].observed["attention"])
@@ -113,7 +114,7 @@ def test_pieces_of_a_long_prompt_add_up(monkeypatch: pytest.MonkeyPatch) -> None
 def test_who_reads_no_weights_gets_larger_pieces(policy: str, pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """60 queries of 4 heads with 8 channels see 60 tokens; a piece has room for 7 rows of weights, or 52 queries."""
     model, ids = models.shared("llama", OURS), torch.cat(models.prompts([60]))[None]
-    monkeypatch.setattr("hf_paged_eviction.queries.observer.piece_bytes", lambda _: 4 * 4 * 60 * 7)
+    monkeypatch.setitem(PIECE_BYTES, "cpu", 4 * 4 * 60 * 7)
     cache = models.paged(model.config, budget=24, block_size=4, policy=policy)
     seen = []
 

@@ -20,6 +20,7 @@ from hf_paged_eviction.policies.keys.streaming_llm import StreamingLLM
 from hf_paged_eviction.policies.modifiers.adaptive import Adaptive
 from hf_paged_eviction.policies.modifiers.graphkv import GraphKV
 from hf_paged_eviction.policies.modifiers.hybrid import Hybrid
+from hf_paged_eviction.tensors.pieces import PIECE_BYTES
 from policy_inputs import text
 
 
@@ -139,7 +140,7 @@ def test_redundancy_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = text(tokens=23)
     policies = [make_policy("r_kv(balance=0.0)"), make_policy("graphkv(recency, sources=0.7)")]
     whole = [policy.score(inputs.context(policy, inputs.all_pieces(policy))) for policy in policies]
-    monkeypatch.setattr("hf_paged_eviction.policies.redundancy.piece_bytes", lambda _: 4 * 3 * 2 * 23 * 5)
+    monkeypatch.setitem(PIECE_BYTES, "cpu", 4 * 3 * 2 * 23 * 5)
     parts = [policy.score(inputs.context(policy, inputs.all_pieces(policy))) for policy in policies]
     for one, other in zip(whole, parts, strict=True):
         torch.testing.assert_close(one, other)
