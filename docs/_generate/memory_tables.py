@@ -16,6 +16,7 @@ from writing import listed, table
 MODELS = {
     "smollm2": "SmolLM2-135M-Instruct",
     "qwen-coder-0.5b": "Qwen2.5-Coder-0.5B-Instruct",
+    "qwen-coder-1.5b": "Qwen2.5-Coder-1.5B-Instruct",
     "gemma3": "Gemma-3-270M",
 }
 _CACHES = {
