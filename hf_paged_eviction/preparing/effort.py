@@ -43,11 +43,11 @@ class Effort:
         windows: windows that scores and budgets of heads are fitted to.
         passages: passages that caches are compared on; the first half decides which caches are tried on the others.
         candidates: caches that are tried, besides random eviction.
-        hopeless: a cache that diverges this many times as much as the best one on the first passage is dropped.
+        hopeless: a cache that diverges this many times as much as the best one on the first passages is dropped.
         stay: number of caches that are tried at the second size, on more passages and in few bits, as long as they are
             not clearly worse. Their order depends on sizes and bits: on Gemma-3-270M the best in few bits is the second
             for budgets in tokens.
-        bits: bits that the best cache is tried in, besides those of the model, the most first.
+        bits: bits that the best cache is tried in; if none of them suits the model, its own.
     """
 
     windows: int

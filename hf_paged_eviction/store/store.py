@@ -287,13 +287,12 @@ class Store:
             place = kept_indices.expand(-1, slots.shape[1], -1).gather(-1, slots)
             return gather_slots(keys, place), gather_slots(values, place)
 
-        rows, heads, tokens, _ = keys.shape
-        slots = torch.arange(kept_indices.shape[-1], device=keys.device).expand(rows, heads, -1)
-        if held or slots.shape[-1] >= tokens:
+        if held:
             old, new = self.columns.first(held), self._encoded(keys[:, :, held:], values[:, :, held:], arrived.new)
             joined = {name: torch.cat([old[name], states], dim=2) for name, states in new.items()}
             self.columns.take(joined, kept_indices, views, arrived.limits)
         else:
+            slots = torch.arange(kept_indices.shape[-1], device=keys.device).expand(*keys.shape[:2], -1)
             stay = self._encoded(*states(slots), arrived.positions)
             self.columns.take(stay, slots[:, : kept_indices.shape[1]], views, arrived.limits)
         self.exact.find(arrived.positions, arrived.count, states)
