@@ -36,6 +36,7 @@ class Limits:
             new tokens until the last one has attended, and calls `attend` and `rank` before.
         compares: whether the scores of all layers are compared with each other.
         foreseen: when single tokens have filled a row, limits are decided for a text of so many budgets; None = never.
+        foresees: whether that may come, because limits of some row are not decided yet.
 
     Args:
         allocator, mean: see above.
@@ -62,9 +63,10 @@ class Limits:
     def _decide_for(self, real: Tensor | None) -> None:
         self._real, allocator = real, self.allocator
         self._decided = None if real is None else real > self.mean.capacity
-        self.waits = isinstance(allocator, LayerAllocator | Global)
-        if isinstance(allocator, LayerAllocator) and allocator.once and self._decided is not None:
-            self.waits = not bool(self._decided.all())
+        self.waits, self.foresees = isinstance(allocator, LayerAllocator | Global), self.foreseen is not None
+        once = isinstance(allocator, LayerAllocator) and allocator.once
+        if self._decided is not None and (once or self.foresees) and bool(self._decided.all()):
+            self.waits = self.foresees = False
 
     def divide(self, layer: "LayerLimits", real: Tensor) -> None:
         """A layer is about to choose among more tokens than fit, of rows that have seen `real` `[B]` tokens."""
@@ -137,6 +139,7 @@ class Limits:
             if self._filled is not None and self.foreseen is not None:
                 capacity = self.mean.capacity
                 self.settle(torch.where(rows, self.foreseen * capacity, capacity if real is None else real))
+                self.foresees = True  # the other layers have not heard of it yet
         return self._filled[1] if self._filled is not None and self._filled[0] == seen else None
 
     # ---- what happens to the cache --------------------------------------------------------------------------------

@@ -46,10 +46,11 @@ class InSegments:
         rows, heads = query.shape[:2]
         # Four dimensions, because torch has a slower path for others.
         queries = query.reshape(len(self.lengths), 1, 1, -1, query.shape[-1]).unbind(0)  # per segment [1, 1, G, D]
-        keys, values = (torch.split(states[None, None], self.lengths, dim=2) for states in (self.keys, self.values))
+        keys, values = self.keys[None, None].split(self.lengths, 2), self.values[None, None].split(self.lengths, 2)
         outputs, scale, group = [], logits.scaling, queries[0].shape[2]
         sinks = [None] * len(queries) if logits.sinks is None else [*logits.sinks.view(-1, group)] * rows
-        for one, key, value, seen, sink in zip(queries, keys, values, self.masks, sinks, strict=True):
+        masks = [None] * len(queries) if self.visible is None else self.masks
+        for one, key, value, seen, sink in zip(queries, keys, values, masks, sinks, strict=True):
             if logits.softcap is None and sink is None:
                 outputs.append(scaled_dot_product_attention(one, key, value, seen, scale=scale))
                 continue

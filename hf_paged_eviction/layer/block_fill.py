@@ -3,52 +3,62 @@
 import torch
 from torch import Tensor
 
+from ..attention.in_place import Reader
 from ..masks.padding import Padding
-from ..store.columns import Columns
-from ..store.store import Store
+from ..store.columns import Columns, Dense
+from ..store.segments import Segments
+from ..store.store import Store, no_mask
 from ..table.table import BlockTable
 from .exposed import ExposedStates
 
 
 class BlockFill:
-    """Writes single tokens to slots that are computed when the first token of their block comes.
+    """Writes single tokens of a layer to slots that are computed when the first token of their block comes.
 
     It is valid until victims are due again, as long as rows, slots and storage do not change.
+
+    Attributes:
+        as_it_lies: whether attention may read what `write` returns, if it left the tokens of the last forward
+            unchanged; else it reads what `Store.shown` returns.
 
     Args:
         table, store: of the layer, whose next token overwrites another.
         padding: the pads of the batch.
         exposed: tensors of the store that the user has, which have to be checked.
-        slots: slots of the next tokens, of all layers that fill their blocks together.
-        place: the layer among them.
+        own_mask: whether the model's mask does not fit the layer.
     """
 
     def __init__(
-        self,
-        table: BlockTable,
-        store: Store,
-        padding: Padding,
-        exposed: ExposedStates,
-        slots: "SlotsOfTokens",
-        place: int,
+        self, table: BlockTable, store: Store, padding: Padding, exposed: ExposedStates, own_mask: bool
     ) -> None:
         self._table, self._columns, self._padding, self._exposed = table, store.columns, padding, exposed
-        columns = store.columns
-        self._slots, self._place, self._first = slots.by_token, place, table.counters.seen
-        self._phase, self._choice, self._layout = table.phase, table.choice, columns.layout
+        columns, lengths = store.columns, store.columns.layout.lengths
+        self._phase, self._layout = table.phase, columns.layout
         keys, values = columns.tensors["keys"], columns.tensors["values"]
         rows, heads, _ = columns.layout.shape(columns.tensors)
         self._shapes = torch.Size((rows, heads, 1, keys.shape[-1])), torch.Size((rows, heads, 1, values.shape[-1]))
         self._kind = keys.dtype, keys.device
-        self._put = columns.layout.write
         self._read = "rerotated" if store.turns else "keys"
+        self._alias = own_mask and lengths is None  # attention attaches a mask to keys, which must not stay there
+        self._coder = store.coder
+        self._reader: Reader | None = None
+        self.as_it_lies = lengths is None
+
+    def begin(self, slots: "SlotsOfTokens", place: int) -> None:
+        """Tokens go to these slots from now on; `place`: the layer among those of `slots`."""
+        self._slots, self._place, self._put, self._dim = slots.by_token, place, slots.put, slots.dim
+        table, columns = self._table, self._columns
+        self._first, self._choice = table.counters.seen, table.choice
+        if not self.as_it_lies and table.all_used:
+            self._reader = self._coder.reader(columns, columns.tensors["keys"], None, no_mask)
+            self.as_it_lies = self._reader is not None
 
     def write(self, table: BlockTable | None, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor] | None:
         """Write a token, `[B, H, 1, dim]`, and count it in the table, the present one of the layer.
 
         Returns:
-            The columns that attention reads; None if the token differs in kind from those held, or if something has
-            to be decided.
+            What attention reads, see `as_it_lies`; None if the token differs in kind from those held, or if something
+            has to be decided.
         """
         columns, counters = self._columns, self._table.counters
         seen = counters.seen
@@ -68,32 +78,47 @@ class BlockFill:
             or self._exposed.states
         ):
             return None
-        tensors, place = columns.tensors, self._place
+        tensors, place, put, dim = columns.tensors, self._place, self._put, self._dim
+        new = (keys, values) if dim else (keys.flatten(0, 2), values.flatten(0, 2))
         for name, by_layer in self._slots[at]:
-            self._put(tensors[name], by_layer[place], values if name == "values" else keys)
+            put(tensors[name], dim, by_layer[place], new[name == "values"])
         counters.seen, counters.in_arrival_order = seen + 1, False
-        return tensors[self._read], tensors["values"]
+        if self._reader is not None:
+            carrier = keys[:, :, :0]
+            carrier.reader = self._reader  # type: ignore[attr-defined]
+            return carrier, values
+        return tensors[self._read][:] if self._alias else tensors[self._read], tensors["values"]
 
 
 class SlotsOfTokens:
-    """Where the next tokens of alike layers go.
+    """Where the next tokens of layers go that fill their blocks together.
 
     Attributes:
         by_token: for each token, by column, the index of the token's slot in each layer.
+        put, dim: the method of a column that writes there, and its dimension; 0 = columns are segments.
 
     Args:
         columns: keys and values of the first of the layers.
+        layout: where the slots of all of them lie.
         rows: number of rows of each.
         slots: `[layers * B, S, n]`, for `n` tokens, with the rows of all layers, layer by layer.
     """
 
-    def __init__(self, columns: Columns, rows: int, slots: Tensor) -> None:
+    def __init__(self, columns: Columns, layout: Dense | Segments, rows: int, slots: Tensor) -> None:
         self.by_token: list[list[tuple[str, tuple[Tensor, ...]]]] = []
-        if rows == slots.shape[1] == 1 and columns.layout.lengths is None:
+        self.put, self.dim = Tensor.index_copy_, 2 if layout.lengths is None else 0
+        if rows == slots.shape[1] == 1 and layout.lengths is None:
             for of_layers in slots[:, 0].unbind(-1):
                 self.by_token.append([*dict.fromkeys(columns.tensors, of_layers.split(1)).items()])
             return
-        index = columns.layout.index(slots, columns.tensors)
+        index = layout.index(slots, columns.tensors)
+        if layout.lengths is not None:  # one index of all heads
+            places = next(iter(index.values())).movedim(-1, 0).flatten(1)
+            for of_layers in places.unbind(0):
+                views = of_layers.split(places.shape[1] * rows // len(slots))
+                self.by_token.append([*dict.fromkeys(columns.tensors, views).items()])
+            return
+        self.put = Tensor.scatter_
         for token in range(slots.shape[-1]):
             of_token, before, views = [], None, ()
             for name, places in index.items():

@@ -1,16 +1,17 @@
-"""Layers of one cache that choose their victims together, because they have equal counters and sizes."""
+"""Layers of one cache that choose their victims together, whatever their limits are."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import replace
-from operator import is_not
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ..table.state import Counters, TableState, join
+from ..store.segments import Segments
+from ..table.state import Counters, join
 from ..table.table import BlockTable, ScoreSlots
 from ..table.victims import choose
 from ..tensors.graphs import static_zeros
@@ -25,16 +26,19 @@ Around = Callable[[], AbstractContextManager[Any]]
 
 
 class Group:
-    """Chooses victims once for several layers of equal counters and sizes, and counts for them between compiled steps.
+    """Chooses victims once for several layers that have seen equally many tokens, and counts for them between compiled
+    steps.
 
-    Its table has the rows of all layers, layer by layer; the tables of the layers are views of its memory. A group may
-    consist of one layer, and then uses that layer's table.
+    Its table has the rows of all layers, layer by layer, and as many slots as the largest layer; slots that a layer
+    lacks are dead. The tokens in the tables of the layers are views of its memory. A group may consist of one layer, and
+    then uses that layer's table.
 
     Attributes:
+        table: see above.
         next_slots: slots of the next token in compiled steps; None before `begin_steps`.
 
     Args:
-        layers: these layers, in the order of the model.
+        layers: these layers, in the order of the model, see `LayerState.can_group_with`.
         around: see `Plan.surround`.
     """
 
@@ -42,44 +46,69 @@ class Group:
         self.layers = list(layers)
         self.around = around
         self.next_slots: NextSlots | None = None
+        self._fills: list[BlockFill] = []
         self._tables = [layer.known for layer in layers]
-        self._handed_out: list[TableState] = []
-        self._layouts: list[object] = []  # of the stores when single tokens were prepared
         self.table = self._tables[0]
         if len(self._tables) > 1:
             self.table = copy(self.table)
+            self.table.capacity = max(table.capacity for table in self._tables)
             self.table.counters = Counters(self.table.block_size)
+            self._write_back()
             self.table.give(join([table.state for table in self._tables]))
-            self._hand_out()
+            for table, tokens in zip(self._tables, split_rows(self.table.tokens, self.rows), strict=True):
+                table.tokens = tokens.narrow(table.capacity)
+        layouts = [layer.store.columns.layout for layer in layers]
+        ragged = [layout for layout in layouts if isinstance(layout, Segments)]
+        self._layout = Segments.joined(ragged) if len(ragged) > 1 else layouts[0]
+        self._note()
 
-    def serves(self, layers: Sequence[LayerState]) -> bool:
-        """Whether these layers still use the tensors of this group. In a forward of several tokens a layer makes new
-        tensors."""
-        tables = [layer.known for layer in layers]
-        if len(tables) != len(self._tables) or any(map(is_not, tables, self._tables)):
-            return False
-        # A group of one layer uses the layer's own tensors.
-        return all(
-            table.tokens is state.tokens and table.phase is state.phase and table.choice is state.choice
-            for table, state in zip(tables, self._handed_out, strict=False)
-        )
+    @property
+    def rows(self) -> int:
+        """Number of rows of each layer."""
+        return self._tables[0].rows
 
-    def in_step(self) -> bool:
-        """Whether nothing but as many single tokens came to each of these layers since they were prepared for them."""
-        counters = vars(self._tables[0].counters)
-        return (
-            len(self._layouts) == len(self._tables)
-            and self.serves(self.layers)
-            and all(
-                layer.store.columns.layout is layout and vars(table.counters) == counters
-                for layer, layout, table in zip(self.layers, self._layouts, self._tables, strict=True)
-            )
-        )
+    def _note(self) -> None:
+        """Note what the layers consist of now, see `serves`."""
+        self._parts = [
+            (table, table.tokens, table.phase, table.choice, layer.store.columns.layout)
+            for layer, table in zip(self.layers, self._tables, strict=True)
+        ]
+
+    def serves(self) -> bool:
+        """Whether these layers still consist of the same parts, and have seen equally many tokens."""
+        counters = self._tables[0].counters
+        seen, chosen = counters.seen, counters.chosen_at == counters.seen
+        for layer, (table, tokens, phase, choice, layout) in zip(self.layers, self._parts, strict=True):
+            its = table.counters
+            if (
+                layer.table is not table
+                or table.tokens is not tokens
+                or table.phase is not phase
+                or table.choice is not choice
+                or layer.store.columns.layout is not layout
+                or its.seen != seen
+                or (its.chosen_at == seen) is not chosen
+                or (seen in its.full_at_values and layer.to_divide)
+            ):
+                return False
+        return True
 
     def take_counters(self) -> None:
         """Copy the counters of the layers' tables."""
-        if self._handed_out:
-            self.table.counters.take(self._tables[0].counters)
+        if self.table is not self._tables[0]:
+            self._write_back()
+            every = [table.counters for table in self._tables]
+            counters = self.table.counters
+            counters.take(every[0])
+            counters.scored = all(its.scored for its in every)
+            counters.held = max(its.held for its in every)
+            counters.know(frozenset[int]().union(*(its.full_at_values for its in every)))
+
+    def _write_back(self) -> None:
+        """Where layers have stored the positions of different numbers of tokens, all of them store them."""
+        if len({table.counters.positions_until for table in self._tables}) > 1:
+            for table in self._tables:
+                table.write_back()
 
     # ---- choosing -----------------------------------------------------------------------------------------------
 
@@ -93,21 +122,20 @@ class Group:
             self._choose_victims(real)
 
     def _choose_victims(self, real: Tensor | None) -> None:
-        if not self._handed_out:
-            self._begin(choose(self.table, lambda slots: in_slots(self.layers[0], slots), real, self._shows_scores))
+        table = self.table
+        if table is self._tables[0]:
+            self._begin(choose(table, lambda slots: in_slots(self.layers[0], slots), real, self._shows_scores))
+            self._note()
             return
-        self.table.write_back()
+        table.write_back()
         self._hand_counters()
         real = None if real is None else real.repeat(len(self.layers), 1)
-        begins = choose(self.table, _score_together(self.layers, self.table), real, self._shows_scores)
-        choices = split_rows(self.table.choice, self._tables[0].rows)
-        self._handed_out = [
-            replace(state, choice=choice) for state, choice in zip(self._handed_out, choices, strict=True)
-        ]
-        for table, choice in zip(self._tables, choices, strict=True):
-            table.choice = choice
+        begins = choose(table, _score_together(self.layers, self._tables, table), real, self._shows_scores)
+        for own, choice in zip(self._tables, split_rows(table.choice, self.rows), strict=True):
+            own.choice = choice.narrow(own.capacity // own.block_size)
         self._hand_counters()
         self._begin(begins)
+        self._note()
 
     @property
     def _shows_scores(self) -> bool:
@@ -117,7 +145,7 @@ class Group:
     def _begin(self, begins: Tensor) -> None:
         """Blocks are about to be overwritten: tell the layers' actions, where they want to know, and turn keys."""
         if self.layers[0].action.plans:
-            for layer, begins_here in zip(self.layers, begins.split(self._tables[0].rows), strict=True):
+            for layer, begins_here in zip(self.layers, begins.split(self.rows), strict=True):
                 layer.plan(begins_here)
         if self.table.tokens.shifts is not None:
             for layer in self.layers:
@@ -126,12 +154,15 @@ class Group:
     def fill(self) -> None:
         """Prepare single tokens to be written until victims are due again."""
         table, first = self.table, self.layers[0]
-        slots = SlotsOfTokens(first.store.columns, first.rows, table.next_slots(table.counters.tokens_until_due))
-        self._layouts = []
-        for place, layer in enumerate(self.layers):
-            if layer.may_fill:
-                layer.fill = BlockFill(layer.known, layer.store, layer.padding, layer.exposed, slots, place)
-            self._layouts.append(layer.store.columns.layout)
+        slots = SlotsOfTokens(
+            first.store.columns, self._layout, self.rows, table.next_slots(table.counters.tokens_until_due)
+        )
+        if not self._fills:
+            for layer, own in zip(self.layers, self._tables, strict=True):
+                self._fills.append(BlockFill(own, layer.store, layer.padding, layer.exposed, layer.own_mask))
+        for place, (layer, fill) in enumerate(zip(self.layers, self._fills, strict=True)):
+            fill.begin(slots, place)
+            layer.fill = fill
 
     # ---- compiled steps -----------------------------------------------------------------------------------------
 
@@ -166,25 +197,23 @@ class Group:
 
     def advance(self) -> None:
         """Count a real token that was written in every row of every layer."""
-        if self.table.full:
-            self.table.overwritten(None)
+        table = self.table
+        if table.full:
+            table.overwritten(None)
         else:
-            self.table.append(1, None)
-            if self.table.full:
-                self._hand_out()
+            table.append(1, None)
+            if table.full and table is not self._tables[0]:
+                for own, state in zip(self._tables, table.state.split(self.rows), strict=True):
+                    own.give(state)
+                    own.counters = replace(table.counters)
+            self._note()
         self._hand_counters()
-
-    def _hand_out(self) -> None:
-        if len(self._tables) == 1:
-            return
-        self._handed_out = self.table.state.split(self._tables[0].rows)
-        for table, state in zip(self._tables, self._handed_out, strict=True):
-            table.give(state)
 
     def _hand_counters(self) -> None:
         for table in self._tables:
             if table is not self.table:
                 table.counters.take(self.table.counters)
+                table.counters.held = min(self.table.held, table.capacity)
 
 
 def _taken_over(old: Tensor | None, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -193,13 +222,23 @@ def _taken_over(old: Tensor | None, shape: tuple[int, ...], device: torch.device
     return old if old is not None and fits else static_zeros(shape, device, dtype)
 
 
-def _score_together(layers: Sequence[LayerState], table: BlockTable) -> ScoreSlots:
-    """The `in_slots` of alike layers as one: rows are those of all layers, layer by layer, as in the `table`."""
+def _score_together(layers: Sequence[LayerState], tables: Sequence[BlockTable], table: BlockTable) -> ScoreSlots:
+    """The `in_slots` of all layers as one: rows are those of all layers, layer by layer, as in the `table`."""
     first, rows = layers[0], layers[0].known.rows
+    needs, every = first.needs, first.needs.token_local
 
     def one_by_one(slots: Tensor | None) -> Tensor:
-        parts = [None] * len(layers) if slots is None else slots.split(rows)
-        return torch.cat([in_slots(layer, part) for layer, part in zip(layers, parts, strict=True)])
+        if slots is not None:
+            return torch.cat([in_slots(layer, part) for layer, part in zip(layers, slots.split(rows), strict=True)])
+        # Where no block is full, no score is asked for, and a score that may change is not worth the work.
+        due, slots_held = table.counters.seen % table.block_size, table.held
+        parts = []
+        for layer, own in zip(layers, tables, strict=True):
+            counters = own.counters
+            scores = in_slots(layer, None) if every or due in counters.residues else own.tokens.scores
+            missing = slots_held - scores.shape[-1]
+            parts.append(pad(scores, (0, missing), value=float("nan")) if missing else scores)
+        return torch.cat(parts)
 
     def at_once(slots: Tensor | None) -> Tensor:
         if slots is None:
@@ -208,5 +247,6 @@ def _score_together(layers: Sequence[LayerState], table: BlockTable) -> ScoreSlo
         keys, values = map(torch.cat, zip(*states, strict=True))
         return ask(first, keys, values, table.tokens.positions.gather(-1, slots), table.seen - table.pads)
 
-    stackable = first.needs.token_local and not first.needs.by_layer and not first.early
+    stackable = needs.token_local and not needs.by_layer and not first.early
+    stackable = stackable and not (needs.reads_budget and table.limits is not None)
     return at_once if stackable and all(layer.scorer.rotary is first.scorer.rotary for layer in layers) else one_by_one

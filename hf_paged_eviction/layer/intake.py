@@ -105,9 +105,8 @@ def _take_in(state: LayerState, together: Together, keys: Tensor, values: Tensor
     return _expecting(state, keys, attended)
 
 
-def filled(state: LayerState, recorder: QueryRecorder, keys: Tensor, values: Tensor, kv_unchanged: bool) -> States:
-    """A single token was written, and attention will show its query."""
-    recorder.prepare(state.known, 1, None)
+def filled(state: LayerState, keys: Tensor, values: Tensor, kv_unchanged: bool) -> States:
+    """What a single token attends to that was written to its block."""
     return _expecting(state, keys, _shown(state, keys, values, kv_unchanged))
 
 
@@ -282,7 +281,7 @@ def take(
     None: read the store then."""
     table, count, recorder = state.known, keys.shape[2], state.recorder
     waited = None if recorder is None else recorder.queries
-    if count == 1 and state.budget.table.foreseen is not None:
+    if count == 1 and state.budget.table.foresees:
         waited = _divide_filled(state, real, waited)
     if state.offered is None and count > 1 and state.store.rounds:
         state.store.meet(keys, values, real)
@@ -305,6 +304,7 @@ def _divide_filled(state: LayerState, real: Tensor | None, waited: Queries | Non
     table, budget, recorder = state.known, state.budget, state.recorder
     if not table.full or table.seen not in table.counters.full_at_values:
         return waited
+    state.divided_at = table.seen
     filled = (table.phase.full_at == table.seen).all(-1)
     rows = budget.table.foresee(budget, filled if real is None else filled & real[:, 0], table.seen)
     if rows is None:

@@ -60,6 +60,7 @@ class LayerState:
         offered: what the others were told of these tokens; None between forwards.
         came_with_gradients: whether some forward needed gradients.
         fill: writes the single tokens of the present block; None where the next one needs checks.
+        divided_at: columns seen when single tokens had filled rows and their budgets were divided, see `Limits.foresee`.
         next_slots: slots of the next token in compiled steps; None before the first.
 
     Args:
@@ -92,6 +93,7 @@ class LayerState:
         self.ring = QueryRing() if static and needs.queries else None
         self.next_slots: NextSlots | None = None
         self._places = 0, 0  # of its rows among those of `next_slots`
+        self._hides = self._fills = False  # whether steps need a mask, and one that changes
         self._forget()
 
     def _forget(self) -> None:
@@ -101,6 +103,7 @@ class LayerState:
         self.offered: Offered | None = None
         self.came_with_gradients = False
         self.fill: BlockFill | None = None
+        self.divided_at = -1
 
     # ---- what there is --------------------------------------------------------------------------------------------
 
@@ -140,16 +143,29 @@ class LayerState:
         """Number of KV heads that this process holds."""
         return self.store.columns.shape[1]
 
-    def can_group_with(self, other: "LayerState") -> bool:
-        """Whether both layers can choose their victims together now. Reads no tensor."""
-        if other is self:
-            return True
-        if other.table is None or self.action.picks_blocks or not _alike(self.known, other.table):
-            return False
-        mine, others = self.store.tensors, other.store.tensors
-        local, its_local = self.scorer.local_heads, other.scorer.local_heads
-        kind = mine[0].shape, mine[1].shape, mine[0].device, local
-        return kind == (others[0].shape, others[1].shape, others[0].device, its_local)
+    @property
+    def to_divide(self) -> bool:
+        """Whether single tokens may have filled rows whose budgets are not divided yet."""
+        seen, values = self.known.counters.seen, self.known.counters.full_at_values
+        return self.budget.table.foresees and self.divided_at != seen and seen in values
+
+    @property
+    def alike(self) -> tuple[object, ...] | None:
+        """What is equal in layers that choose their victims together now; None = this one does not. Reads no tensor."""
+        table, columns, scorer = self.table, self.store.columns, self.scorer
+        if table is None or self.action.picks_blocks or self.to_divide:
+            return None
+        counters, sizes, positions = table.counters, table.sizes, table.tokens.positions
+        ragged, rounds = columns.layout.lengths is not None, self.store.rounds
+        states = [column.shape[1 if ragged else 3 :] for column in columns.tensors.values()]
+        # Layers that are full may have different sizes; until then, they become full together.
+        grows = None if counters.overwriting else (table.capacity, *vars(counters).values())
+        chosen, shifts = counters.chosen_at == counters.seen, table.tokens.shifts is not None
+        protected = sizes.recent, sizes.spans
+        return (
+            counters.seen, chosen, grows, positions.shape[:2], shifts, protected, table.device, ragged, rounds, *states,
+            scorer.local_heads,
+        )
 
     def stats(self) -> LayerStats:
         """Counts and bytes. Reads tensors."""
@@ -191,8 +207,10 @@ class LayerState:
 
     def join(self, next_slots: NextSlots, index: int) -> None:
         """Take compiled steps as layer `index` of a group."""
-        rows = self.rows
+        rows, table = self.rows, self.known
         self.next_slots, self._places = next_slots, (index * rows, (index + 1) * rows)
+        self._hides = self.own_mask and not (table.full and table.all_real)
+        self._fills = self._hides and not table.all_used
         if self.ring is not None:
             self.ring.make(rows, self.budget.now.block_size)
 
@@ -214,14 +232,19 @@ class LayerState:
             self.known.check_rows(keys.shape[0])
             raise RuntimeError(f"Layer {self.scorer.layer_idx} was left out of the forward before this one.")
         store.write(next_slots.slots[first:end, :, 0], keys, values)
-        filling = None if next_slots.filling is None else next_slots.filling[first:end]
+        filling = self._visible() if self._fills else None
         carrier = store.carrier(keys, None, lambda: filling) if kv_unchanged and not keys.requires_grad else None
         return store.shown() if carrier is None else (carrier, values)
 
     def mask(self) -> Tensor | None:
         """The slots that the token of this compiled step sees, `[B, 1 or kv_heads, 1, slots]` bool; None = all."""
+        visible = self._visible() if self._hides else None
+        return None if visible is None else visible[:, :, None]
+
+    def _visible(self) -> Tensor | None:
+        """`[B, S, slots]` bool, the slots with real tokens."""
         visible = None if self.next_slots is None else self.next_slots.visible
-        return None if visible is None else visible[self._places[0] : self._places[1], :, None]
+        return None if visible is None else visible[self._places[0] : self._places[1], :, : self.known.capacity]
 
     def written(self) -> None:
         """Called after the host has counted a token that a compiled step has written."""
@@ -365,16 +388,3 @@ class LayerState:
         table = self.known
         if self.action.takes:
             self.action.settle(kept_indices, table.positions, table.capacity)
-
-
-def _alike(table: BlockTable, other: BlockTable) -> bool:
-    """Whether both have equal counters and sizes, so that their victims can be chosen together. Reads no tensor."""
-    phase, its = table.phase, other.phase
-    return (
-        table.counters == other.counters
-        and table.device == other.device
-        and table.tokens.positions.shape == other.tokens.positions.shape
-        and (phase.limits is None and its.limits is None)
-        and (phase.order is None) == (its.order is None)
-        and (table.tokens.shifts is None) == (other.tokens.shifts is None)
-    )

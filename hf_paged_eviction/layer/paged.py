@@ -90,6 +90,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.kv_unchanged = False
         self.policy = policy = common.policy
         self.needs = needs = policy.needs
+        self._asks = needs.queries
         self.heads: Heads = common.heads
         self.layer_idx, self.local_heads, self.rotary = place.layer_idx, place.local_heads, place.rotary
         self.padding = common.padding
@@ -261,11 +262,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             attended = state.fill.write(state.table, key_states, value_states)
             if attended is not None:
                 state.seen += 1
-                return (
-                    attended
-                    if recorder is None
-                    else filled(state, recorder, key_states, value_states, self.kv_unchanged)
-                )
+                if recorder is None:
+                    return attended
+                recorder.real, recorder.arriving, recorder.expects = None, 1, True
+                observes = self._asks and state.known.counters.may_fill_block  # where all keys are needed
+                if self.kv_unchanged and state.fill.as_it_lies and not observes:
+                    return attended
+                return filled(state, key_states, value_states, self.kv_unchanged)
         if not torch.compiler.is_compiling():
             admit(state, key_states, value_states)
             if not self.is_initialized:
@@ -304,9 +307,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def attended(self, queries: Queries) -> None:
         """Take the queries of the last forward, and the keys that they were compared with."""
-        if self.recorder is not None:
-            with outside_autocast(queries.query.device):
-                attended(self.state, self.plan, self.recorder, queries)
+        recorder = self.recorder
+        if recorder is None:
+            return
+        if not self._asks and self.state.pending is None and not self.plan.static:
+            recorder.expects = False  # nobody observes them
+            return
+        with outside_autocast(queries.query.device):
+            attended(self.state, self.plan, recorder, queries)
 
     @property
     def observed(self) -> dict[str, Tensor]:

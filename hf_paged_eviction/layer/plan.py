@@ -68,33 +68,28 @@ class Plan:
     def begin_block(self, state: LayerState, real: Tensor | None) -> None:
         """See `Together`: for all layers that are like this one."""
         group = self._found.get(self._everyone)
-        if group is not None and group.in_step():
+        if group is not None and group.serves():
             group.take_counters()
         else:
-            group = self._group(tuple(at for at, other in enumerate(self.layers) if state.can_group_with(other)))
-        table = state.known
-        if table.counters.victims_due:
+            group = next(group for group in self._groups() if state in group.layers)
+        if group.table.counters.victims_due:
             group.choose_victims(real)
         if state.may_fill and real is None:
             group.fill()
 
     def _group(self, places: tuple[int, ...]) -> Group:
-        layers = [self.layers[place] for place in places]
         group = self._found.get(places)
-        if group is None or not group.serves(layers):
-            group = self._found[places] = Group(layers, self._around)
+        if group is None or not group.serves():
+            group = self._found[places] = Group([self.layers[place] for place in places], self._around)
         group.take_counters()
         return group
 
     def _groups(self) -> list[Group]:
-        """All groups. Every layer is in one of them."""
-        rest, groups = list(range(len(self.layers))), list[Group]()
-        while rest:
-            first = self.layers[rest[0]]
-            places = tuple(place for place in rest if first.can_group_with(self.layers[place]))
-            rest = [place for place in rest if place not in places]
-            groups.append(self._group(places))
-        return groups
+        """All groups. Every layer is in one of them, unless it holds nothing."""
+        places: dict[object, list[int]] = {}
+        for place, layer in enumerate(self.layers):
+            places.setdefault(layer.alike or place, []).append(place)
+        return [self._group(tuple(own)) for own in places.values() if self.layers[own[0]].table is not None]
 
     # ---- eager forwards -------------------------------------------------------------------------------------------
 

@@ -113,7 +113,7 @@ def _own_mask(mask: Tensor | None, owner: MaskOwner, count: int) -> Tensor | Non
 
 
 def _check_own_mask(mask: Tensor | None) -> None:
-    if not _is_ours(mask):
+    if mask is not None and not getattr(mask, "of_paged_eviction", False):
         raise ValueError(
             "This model or call brings an attention mask of its own making (tokens of an image that see each other, in "
             "a forward after the first, are such), but the layers of this cache hold different numbers of tokens, so "

@@ -16,7 +16,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
 
-from ..attention.in_place import Reader, carried
+from ..attention.in_place import carried
 from ..attention.parts import Part, Read, join, read
 from ..attention.weights import Logits
 from ..masks.of_attention import additive, as_bias, biased, is_causal, marked_mask, mask_of_call, per_query_head
@@ -114,7 +114,7 @@ def paged_eviction_attention(
             mask = biased(per_query_head(mask, query), bias, query, key, causal)
         beside = owner.extra_attention(queries, value)
     if not key.shape[2]:
-        output = _read_in_place(module, carried(key), owner, queries, mask, dropout)
+        output = _read_in_place(module, owner, queries, mask, dropout)
     elif beside is not None:
         output = _joined(queries, Part(key, value, as_bias(mask, key)), beside, dropout)
     elif softcap is not None or s_aux is not None:
@@ -172,13 +172,9 @@ def _by_kv_head(queries: Queries, value: Tensor, mask: Tensor, dropout: float) -
 
 @without_autocast
 def _read_in_place(
-    module: torch.nn.Module,
-    reader: Reader | None,
-    owner: KeyOwner | None,
-    queries: Queries,
-    mask: Tensor | None,
-    dropout: float,
+    module: torch.nn.Module, owner: KeyOwner | None, queries: Queries, mask: Tensor | None, dropout: float
 ) -> Tensor:
+    reader = carried(queries.key)
     if reader is None or (owner is not None and not owner.kv_unchanged):
         raise ValueError(
             f"{type(module).__name__} copies or changes keys or values that the cache returned, which it did not do "

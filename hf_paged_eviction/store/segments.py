@@ -1,6 +1,7 @@
 """Columns in segments of different length."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -34,6 +35,13 @@ class Segments:
         with torch.inference_mode(False):
             lengths = lengths.to(device, copy=True)
             self.bounds = lengths.flatten().cumsum(0).view_as(lengths) - lengths, lengths
+
+    @classmethod
+    def joined(cls, layouts: "Sequence[Segments]") -> "Segments":
+        """The rows of all of these, one behind the other, each in columns of its own."""
+        joined, bounds = copy(layouts[0]), zip(*(layout.bounds for layout in layouts), strict=True)
+        joined.bounds = tuple(map(torch.cat, bounds))
+        return joined
 
     def shape(self, columns: States) -> tuple[int, int, int]:
         """Number of rows, of KV heads, and of the slots of a padded copy."""

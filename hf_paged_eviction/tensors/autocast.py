@@ -31,7 +31,7 @@ def without_autocast(call: Callable[_P, _T]) -> Callable[_P, _T]:
 
     @wraps(call)
     def plain(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        kinds = [kind for kind in _KINDS if torch.is_autocast_enabled(kind)]
+        kinds = [*filter(torch.is_autocast_enabled, _KINDS)]
         if not kinds:
             return call(*args, **kwargs)
         with ExitStack() as all_off:

@@ -13,6 +13,7 @@ import models
 import modes
 from closeness import assert_close
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext
+from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.layer.group import Group
 from hf_paged_eviction.layer.plan import Plan
 from policy_kinds import POLICIES
@@ -113,10 +114,14 @@ def test_it_happens_once_for_all_layers(model: Any) -> None:
     assert rows["apart"] == [3] * 5 * LAYERS
 
 
-@pytest.mark.parametrize(("budget", "rows"), [([24, 28, 32, 36], 3), ([24, 32, 24, 32], 6)], ids=["all", "pairs"])
-def test_layers_that_differ_choose_apart(model: Any, budget: list[int], rows: int) -> None:
+SHARES = Heads.of([[1.25, 0.75], [0.5, 1.0], [1.5, 1.0], [1.0, 1.0]])
+
+
+@pytest.mark.parametrize("budget", [[24, 28, 32, 36], [24, 32, 24, 32], 24], ids=["all", "pairs", "heads"])
+def test_layers_of_different_sizes_choose_together(model: Any, budget: list[int] | int) -> None:
     ids, mask = text(padded=False)
-    caches = pair(model, budget=budget)
+    of_heads = {"allocator": SHARES, "heads": "separate", "policy": "keydiff"} if budget == 24 else {}
+    caches = pair(model, budget=budget, **of_heads)
     logits, chosen_sets = [], []
     for cache in caches:
         modes.forward(model, cache, ids, mask, 0, 40)
@@ -125,8 +130,8 @@ def test_layers_that_differ_choose_apart(model: Any, budget: list[int], rows: in
         chosen_sets.append(set(chosen))
     assert torch.equal(*logits)
     assert_same(*caches)
-    assert chosen_sets == [{rows}, {3}]
-    assert [layer.held for layer in caches[0].layers] == budget
+    assert chosen_sets == [{3 * LAYERS}, {3}]
+    assert len({layer.held for layer in caches[0].layers}) > 1
 
 
 def test_a_look_at_one_layer_parts_it_for_one_turn(model: Any) -> None:
