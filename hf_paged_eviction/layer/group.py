@@ -12,8 +12,7 @@ from torch.nn.functional import pad
 
 from ..store.segments import Segments
 from ..table.state import Counters, join
-from ..table.table import BlockTable, ScoreSlots
-from ..table.victims import choose
+from ..table.victims import asks, choose
 from ..tensors.graphs import static_zeros
 from ..tensors.parts import split_rows
 from .block_fill import BlockFill, SlotsOfTokens
@@ -122,34 +121,48 @@ class Group:
             self._choose_victims(real)
 
     def _choose_victims(self, real: Tensor | None) -> None:
-        table = self.table
-        if table is self._tables[0]:
-            self._begin(choose(table, lambda slots: in_slots(self.layers[0], slots), real, self._shows_scores))
-            self._note()
-            return
+        table, layers, action = self.table, self.layers, self.layers[0].action
         table.write_back()
         self._hand_counters()
-        real = None if real is None else real.repeat(len(self.layers), 1)
-        begins = choose(table, _score_together(self.layers, self._tables, table), real, self._shows_scores)
-        for own, choice in zip(self._tables, split_rows(table.choice, self.rows), strict=True):
-            own.choice = choice.narrow(own.capacity // own.block_size)
-        self._hand_counters()
-        self._begin(begins)
+        # An action that plans for blocks that go is shown their scores.
+        scores = self._scores(table.unscored) if asks(table, always=action.plans) else None
+        begins = choose(table, scores, None if real is None else real.repeat(len(layers), 1))
+        if len(layers) > 1:
+            for own, choice in zip(self._tables, split_rows(table.choice, self.rows), strict=True):
+                own.choice = choice.narrow(own.capacity // own.block_size)
+            self._hand_counters()
         self._note()
-
-    @property
-    def _shows_scores(self) -> bool:
-        """Whether an action plans for blocks that go: it is shown their scores, so they have to be worked out."""
-        return self.layers[0].action.plans
-
-    def _begin(self, begins: Tensor) -> None:
-        """Blocks are about to be overwritten: tell the layers' actions, where they want to know, and turn keys."""
-        if self.layers[0].action.plans:
-            for layer, begins_here in zip(self.layers, begins.split(self.rows), strict=True):
+        if action.plans:
+            for layer, begins_here in zip(layers, begins.split(self.rows), strict=True):
                 layer.plan(begins_here)
-        if self.table.tokens.shifts is not None:
-            for layer in self.layers:
+        if table.tokens.shifts is not None:
+            for layer in layers:
                 layer.rerotate_keys()
+
+    def _scores(self, slots: Tensor | None) -> Tensor:
+        """The scores of the tokens in these slots `[layers * B, S, n]`, None = all of them, as each layer gives them."""
+        first, needs, table = self.layers[0], self.layers[0].needs, self.table
+        if slots is None:
+            return self._all_scores(every=needs.token_local)
+        parts = [*zip(self.layers, slots.split(self.rows), strict=True)]
+        stackable = needs.token_local and not needs.by_layer and not first.early and len(parts) > 1
+        stackable = stackable and not (needs.reads_budget and table.limits is not None)
+        if not stackable or any(layer.scorer.rotary is not first.scorer.rotary for layer in self.layers):
+            return torch.cat([in_slots(layer, part) for layer, part in parts])
+        states = [layer.store.at(part) for layer, part in parts]
+        keys, values = map(torch.cat, zip(*states, strict=True))
+        return ask(first, keys, values, table.tokens.positions.gather(-1, slots), table.seen - table.pads)
+
+    def _all_scores(self, every: bool) -> Tensor:
+        """The scores of all held tokens. In layers where no block is full, none is asked for; unless `every` score
+        stays what it is, such a layer works none out."""
+        due, held, scores = self.table.counters.seen % self.table.block_size, self.table.held, []
+        for layer, own in zip(self.layers, self._tables, strict=True):
+            is_due = every or due in own.counters.residues
+            of_layer = in_slots(layer, None) if is_due else own.scores
+            missing = held - of_layer.shape[-1]
+            scores.append(pad(of_layer, (0, missing), value=float("nan")) if missing else of_layer)
+        return torch.cat(scores)
 
     def fill(self) -> None:
         """Prepare single tokens to be written until victims are due again."""
@@ -220,33 +233,3 @@ def _taken_over(old: Tensor | None, shape: tuple[int, ...], device: torch.device
     """The tensor of an earlier group, if it fits, or a new one; at a fixed address."""
     fits = old is not None and (tuple(old.shape), old.device) == (shape, device)
     return old if old is not None and fits else static_zeros(shape, device, dtype)
-
-
-def _score_together(layers: Sequence[LayerState], tables: Sequence[BlockTable], table: BlockTable) -> ScoreSlots:
-    """The `in_slots` of all layers as one: rows are those of all layers, layer by layer, as in the `table`."""
-    first, rows = layers[0], layers[0].known.rows
-    needs, every = first.needs, first.needs.token_local
-
-    def one_by_one(slots: Tensor | None) -> Tensor:
-        if slots is not None:
-            return torch.cat([in_slots(layer, part) for layer, part in zip(layers, slots.split(rows), strict=True)])
-        # Where no block is full, no score is asked for, and a score that may change is not worth the work.
-        due, slots_held = table.counters.seen % table.block_size, table.held
-        parts = []
-        for layer, own in zip(layers, tables, strict=True):
-            counters = own.counters
-            scores = in_slots(layer, None) if every or due in counters.residues else own.tokens.scores
-            missing = slots_held - scores.shape[-1]
-            parts.append(pad(scores, (0, missing), value=float("nan")) if missing else scores)
-        return torch.cat(parts)
-
-    def at_once(slots: Tensor | None) -> Tensor:
-        if slots is None:
-            return one_by_one(None)
-        states = [layer.store.at(part) for layer, part in zip(layers, slots.split(rows), strict=True)]
-        keys, values = map(torch.cat, zip(*states, strict=True))
-        return ask(first, keys, values, table.tokens.positions.gather(-1, slots), table.seen - table.pads)
-
-    stackable = needs.token_local and not needs.by_layer and not first.early
-    stackable = stackable and not (needs.reads_budget and table.limits is not None)
-    return at_once if stackable and all(layer.scorer.rotary is first.scorer.rotary for layer in layers) else one_by_one

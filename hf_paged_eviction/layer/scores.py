@@ -56,8 +56,10 @@ def of_overflow(state: LayerState, keys: Tensor, values: Tensor, positions: Tens
 
 
 def refresh(state: LayerState) -> None:
-    """See `BlockTable.refresh_scores`."""
-    state.known.refresh_scores(lambda slots: in_slots(state, slots))
+    """Score the tokens that came since the last eviction: the current block, or all tokens if necessary."""
+    table = state.known
+    table.write_back()
+    table.take_scores(in_slots(state, table.unscored))
 
 
 # ---- tokens that will be rounded ------------------------------------------------------------------------------------

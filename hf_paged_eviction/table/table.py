@@ -10,7 +10,6 @@ All rows of a layer hold equally many slots; each row has its own phase inside i
 follows from one number, `full_at`: the count of columns seen at which the row holds `budget` real tokens.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -20,8 +19,6 @@ from .bounds import bounds_of, inside
 from .budget import BlockBudget
 from .gaps import shifts_without_gaps
 from .state import Choice, Counters, Phase, TableState, Tokens, empty_tokens
-
-ScoreSlots = Callable[[Tensor | None], Tensor]
 
 
 class BlockTable:
@@ -348,23 +345,24 @@ class BlockTable:
         held = self.all_positions()[:, :, : self.counters.held]
         return torch.cat([held, new[:, None].expand(-1, held.shape[1], -1)], dim=-1)
 
-    def refresh_scores(self, score_slots: ScoreSlots) -> None:
-        """Score the tokens that came since the last eviction: the current block, or all tokens if necessary.
+    @property
+    def unscored(self) -> Tensor | None:
+        """The slots `[B, S, P]` of the tokens that came since the last eviction, the current block; None = all held
+        tokens must be scored."""
+        return self.choice.slots if self.counters.scored else None
 
-        Args:
-            score_slots: returns the scores `[B, S, n]` of the tokens in the slots `[B, S, n]`; None = all slots.
-        """
-        self.write_back()
-        counters, scores, slots = self.counters, self.tokens.scores, self.choice.slots
+    def take_scores(self, scores: Tensor) -> None:
+        """Store the scores of the `unscored` tokens."""
+        counters = self.counters
         if counters.scored:
-            scores.scatter_(-1, slots, score_slots(slots))
+            self.tokens.scores.scatter_(-1, self.choice.slots, scores)
         else:
-            scores[:, :, : counters.held] = score_slots(None)
+            self.tokens.scores[:, :, : counters.held] = scores
         counters.scored = counters.overwriting and self._token_local
 
     @property
     def scores(self) -> Tensor:
-        """Scores `[B, S, held]` in slot order, as of the last `refresh_scores`."""
+        """Scores `[B, S, held]` in slot order, as of the last `take_scores`."""
         return self.tokens.scores[:, :, : self.held]
 
     @property

@@ -7,16 +7,21 @@ from torch import Tensor
 
 from ..ranking import KEEP, rank_keys
 from .shifts import close_gaps
-from .table import BlockTable, ScoreSlots
+from .table import BlockTable
 
 
-def choose(table: BlockTable, score_slots: ScoreSlots, real: Tensor | None, always: bool) -> Tensor:
-    """Choose the next block to overwrite, for every set whose block is used up.
+def asks(table: BlockTable, always: bool) -> bool:
+    """Whether `choose` needs scores. If all rows have room in the slots of pads, there is nothing to choose; `always`:
+    otherwise scores are worked out even if no row decides by them. Reads no tensor."""
+    return min(table.counters.full_at_values) <= table.counters.seen and (always or decides(table))
+
+
+def choose(table: BlockTable, scores: Tensor | None, real: Tensor | None) -> Tensor:
+    """Choose the next block to overwrite, for every set whose block is used up. All positions have been stored.
 
     Args:
-        score_slots: see `BlockTable.refresh_scores`.
+        scores: of the tokens that are `BlockTable.unscored`; None if `choose` does not ask for any.
         real: `[B, 1]` bool, rows whose next token is not a pad; None = all rows.
-        always: whether scores are worked out even if no row decides by them.
 
     Returns:
         `[B, S]` bool: where a victim was chosen.
@@ -28,14 +33,12 @@ def choose(table: BlockTable, score_slots: ScoreSlots, real: Tensor | None, alwa
     if real is not None:
         used_up = used_up & real
     moving = used_up & full
-    if min(counters.full_at_values) > counters.seen:  # all rows have room in the slots of pads: nothing to choose
-        table.write_back()
-        counters.scored, victim = False, table.choice.block
-    elif always or decides(table):
-        table.refresh_scores(score_slots)
+    if scores is not None:
+        table.take_scores(scores)
         victim = _next_victim(table, moving)
+    elif min(counters.full_at_values) > counters.seen:
+        counters.scored, victim = False, table.choice.block
     else:
-        table.write_back()
         victim = _victim_ahead(table, moving)
     if phase.order is not None:
         # A row that still holds pads goes on to its next logical block, which lies in the pads' slots.
@@ -132,7 +135,7 @@ def blocks(table: BlockTable) -> Tensor:
 
 
 def block_scores(table: BlockTable) -> Tensor:
-    """`[B, S, C / P]` mean scores of the blocks, as of `refresh_scores`; nan for blocks that are not full."""
+    """`[B, S, C / P]` mean scores of the blocks, as of `take_scores`; nan for blocks that are not full."""
     scores = table.tokens.scores
     if not (table.full and table.all_real):
         scores = scores.masked_fill(table.all_positions() < 0, float("nan"))
