@@ -18,6 +18,7 @@ from ..options.static import check_static_attention
 from ..queries.attention import PAGED_EVICTION, ModelAttention
 from ..queries.handover import unattended
 from ..tensors.autocast import without_autocast
+from .intake import commit_all
 from .moves import remove_hidden
 from .paged import PagedLayer
 from .plan import Plan
@@ -148,7 +149,7 @@ class Forwards:
     @without_autocast
     def commit(self) -> None:
         """Let all layers take in their pending tokens."""
-        self._plan.commit()
+        commit_all(self._plan)
 
     # ---- masks ----------------------------------------------------------------------------------------------------
 

@@ -4,8 +4,6 @@
 """
 
 from functools import partial
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
@@ -19,38 +17,10 @@ from ..tensors.graphs import outside_graphs
 from . import overflow
 from .gradients import refuse_gradients
 from .layer_state import LayerState, Shown
+from .plan import Plan
 from .scores import block_waits, encode, note_appended
 
 States = tuple[Tensor, Tensor]
-
-
-class Together(Protocol):
-    """What a layer leaves to all layers of its cache, see `Plan`, which describes the attributes."""
-
-    static: bool
-    ready: bool
-    joined: bool
-    seen: dict[torch.device, Tensor]
-
-    def begin_block(self, state: LayerState, real: Tensor | None) -> None:
-        """Choose the next blocks to overwrite, if that is due, and prepare single tokens to be written to them.
-
-        Args:
-            real: `[B, 1]` bool, rows whose next token is no pad; None = all.
-        """
-
-    def encode_blocks(self) -> None:
-        """Encode the newest block of every layer."""
-
-    def attended(self, state: LayerState) -> None: ...
-
-    def check_ready(self) -> None: ...
-
-    def count_step(self) -> None: ...
-
-    def took(self, state: LayerState) -> None: ...
-
-    def interrupt(self) -> None: ...
 
 
 def admit(state: LayerState, keys: Tensor, values: Tensor) -> None:
@@ -70,37 +40,37 @@ def admit(state: LayerState, keys: Tensor, values: Tensor) -> None:
     state.store.dtype = dtype
 
 
-def receive(state: LayerState, together: Together, keys: Tensor, values: Tensor, kv_unchanged: bool) -> States:
+def receive(state: LayerState, plan: Plan, keys: Tensor, values: Tensor, kv_unchanged: bool) -> States:
     """Take in new tokens; returns what they attend to, see `PagedLayer.update`."""
-    take_in = _step if together.static else _take_in
+    take_in = _step if plan.static else _take_in
     if not keys.requires_grad or torch.compiler.is_compiling():
-        return take_in(state, together, keys, values, kv_unchanged)
+        return take_in(state, plan, keys, values, kv_unchanged)
     single, later = keys.shape[2] == 1 and state.store.rounds, state.came_with_gradients
-    attended = take_in(state, together, keys, values, kv_unchanged)
+    attended = take_in(state, plan, keys, values, kv_unchanged)
     state.came_with_gradients = True
     return refuse_gradients(attended, keys) if single or later else attended
 
 
-def _step(state: LayerState, together: Together, keys: Tensor, values: Tensor, kv_unchanged: bool) -> States:
+def _step(state: LayerState, plan: Plan, keys: Tensor, values: Tensor, kv_unchanged: bool) -> States:
     """As `_take_in`, of a static cache."""
     if keys.shape[2] != 1 or state.table is None:
-        return _interrupt(state, together, keys, values, kv_unchanged)
-    if not together.ready:
-        together.check_ready()
+        return _interrupt(state, plan, keys, values, kv_unchanged)
+    if not plan.ready:
+        plan.check_ready()
     attended = state.write(keys, values, kv_unchanged)
-    together.took(state)
+    plan.took(state)
     return attended
 
 
 @outside_graphs
-def _interrupt(state: LayerState, together: Together, keys: Tensor, values: Tensor, kv_unchanged: bool) -> States:
-    together.interrupt()
-    return _take_in(state, together, keys, values, kv_unchanged)
+def _interrupt(state: LayerState, plan: Plan, keys: Tensor, values: Tensor, kv_unchanged: bool) -> States:
+    plan.interrupt()
+    return _take_in(state, plan, keys, values, kv_unchanged)
 
 
-def _take_in(state: LayerState, together: Together, keys: Tensor, values: Tensor, kv_unchanged: bool) -> States:
+def _take_in(state: LayerState, plan: Plan, keys: Tensor, values: Tensor, kv_unchanged: bool) -> States:
     state.check_attended()
-    attended = _use_then_evict(state, together, keys, values, kv_unchanged)
+    attended = _use_then_evict(state, plan, keys, values, kv_unchanged)
     state.seen += keys.shape[2]
     return _expecting(state, keys, attended)
 
@@ -124,14 +94,14 @@ def _expecting(state: LayerState, new: Tensor, attended: States) -> States:
 
 
 def _use_then_evict(
-    state: LayerState, together: Together, new_keys: Tensor, new_values: Tensor, kv_unchanged: bool
+    state: LayerState, plan: Plan, new_keys: Tensor, new_values: Tensor, kv_unchanged: bool
 ) -> States:
     keys, values = state.store.detached(new_keys, new_values)
     count, recorder = keys.shape[2], state.recorder
     if count == 0:
         return state.shown_with(state.held, keys, values)
     if state.pending is not None:
-        commit(state, together)
+        commit(state, plan)
     elif recorder is not None:
         recorder.queries = None
     table = state.table
@@ -150,12 +120,12 @@ def _use_then_evict(
         state.pending, state.fill = Pending(keys, values, real, shown if stays else None), None
         return shown
     if count == 1 or (seen and not needs_gradient and not state.store.rounds):
-        attended = take(state, together, keys, values, real)
+        attended = take(state, plan, keys, values, real)
         in_place = count == 1 and not needs_gradient
         return attended or _shown(state, keys, values, kv_unchanged and in_place)
     # The caller's own tensors carry a gradient and are not rounded, which those of the storage may be.
     attended = state.shown_with(held, new_keys, new_values)
-    take(state, together, keys, values, real)
+    take(state, plan, keys, values, real)
     return attended
 
 
@@ -188,47 +158,68 @@ def _visible(recorder: QueryRecorder, table: BlockTable) -> Tensor | None:
 # ---- attention ------------------------------------------------------------------------------------------------------
 
 
-def attended(state: LayerState, together: Together, recorder: QueryRecorder, queries: Queries) -> None:
+def attended(state: LayerState, plan: Plan, recorder: QueryRecorder, queries: Queries) -> None:
     """Attention has shown the queries of the last forward, and the keys that they were compared with."""
     ring = state.ring
-    if together.joined and queries.query.shape[2] == 1:
+    if plan.joined and queries.query.shape[2] == 1:
         if ring is not None:
-            ring.put(together.seen[state.device], queries.query)
+            ring.put(plan.seen[state.device], queries.query)
         recorder.expects = False
     elif ring is None:
-        _observe(state, together, recorder, queries)
+        _observe(state, plan, recorder, queries)
     else:
-        _several_attended(state, together, recorder, ring, queries)
+        _several_attended(state, plan, recorder, ring, queries)
 
 
 @outside_graphs
 def _several_attended(
-    state: LayerState, together: Together, recorder: QueryRecorder, ring: QueryRing, queries: Queries
+    state: LayerState, plan: Plan, recorder: QueryRecorder, ring: QueryRing, queries: Queries
 ) -> None:
     ring.note(queries)
-    _observe(state, together, recorder, queries)
+    _observe(state, plan, recorder, queries)
 
 
-def _observe(state: LayerState, together: Together, recorder: QueryRecorder, queries: Queries) -> None:
+def _observe(state: LayerState, plan: Plan, recorder: QueryRecorder, queries: Queries) -> None:
     recorder.expects = False
     if state.pending is None:
-        together.count_step()
+        plan.count_step()
         recorder.observe_step(state.known, queries)
         return
     recorder.queries = queries
     if not state.recording:
-        together.attended(state)
+        _all_attended(state, plan)
+
+
+def _all_attended(state: LayerState, plan: Plan) -> None:
+    """Attention has shown the queries of the pending tokens of this layer: take them in, at once or with those of all
+    layers."""
+    if not (state.budget.table.waits and offer(state)):
+        commit(state, plan)
+    elif state is plan.layers[-1]:
+        commit_all(plan)
 
 
 # ---- pending tokens -------------------------------------------------------------------------------------------------
 
 
-def commit(state: LayerState, together: Together) -> None:
+def commit_all(plan: Plan) -> None:
+    """Take in the pending tokens of all layers, and evict as necessary; budgets that depend on all layers are decided
+    before that."""
+    limits = plan.layers[0].budget.table if plan.layers else None
+    if limits is not None and limits.waits and all([offer(layer) for layer in plan.layers]):
+        offered = plan.layers[0].offered
+        if offered is not None:
+            limits.settle(offered.real)
+    for layer in plan.layers:
+        commit(layer, plan)
+
+
+def commit(state: LayerState, plan: Plan) -> None:
     """Take in the pending tokens, and evict as necessary."""
     state.check_attended()
     pending, state.pending = state.pending, None
     if pending is not None and state.table is not None and pending.count:
-        take(state, together, pending.keys, pending.values, pending.real, pending.shown)
+        take(state, plan, pending.keys, pending.values, pending.real, pending.shown)
     state.offered = None
     if state.recorder is not None:
         state.recorder.queries = None
@@ -275,7 +266,7 @@ def overflows(state: LayerState, count: int) -> bool:
 
 
 def take(
-    state: LayerState, together: Together, keys: Tensor, values: Tensor, real: Tensor | None, shown: Shown = None
+    state: LayerState, plan: Plan, keys: Tensor, values: Tensor, real: Tensor | None, shown: Shown = None
 ) -> Shown:
     """Hold new tokens; `shown`: see `Pending`. Returns all that they may attend to where that was put together, else
     None: read the store then."""
@@ -288,11 +279,11 @@ def take(
     if state.offered is None and recorder is not None:
         recorder.prepare(table, count, real)
     if count == 1 and table.counters.held == table.capacity:
-        _overwrite(state, together, keys, values, real)
+        _overwrite(state, plan, keys, values, real)
     elif overflows(state, count):
         return overflow.take(state, keys, values, real, shown)
     else:
-        _append(state, together, keys, values, real)
+        _append(state, plan, keys, values, real)
     if waited is not None and recorder is not None and count == 1:
         recorder.observe_waiting_step(table, waited)
     return None
@@ -314,12 +305,12 @@ def _divide_filled(state: LayerState, real: Tensor | None, waited: Queries | Non
     return waited if waited is None or recorder is None else recorder.moved(waited, before, table)
 
 
-def _append(state: LayerState, together: Together, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
+def _append(state: LayerState, plan: Plan, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
     table, store = state.known, state.store
     count, held = keys.shape[2], table.held
     store.grow(held, held + count, table.block_size, table.capacity)
     if store.rounds:
-        _append_to_encode(state, together, keys, values, real)
+        _append_to_encode(state, plan, keys, values, real)
     else:
         store.append(held, keys, values)
         table.append(count, real)
@@ -327,7 +318,7 @@ def _append(state: LayerState, together: Together, keys: Tensor, values: Tensor,
         state.recorder.observe_appended(table, held, count)
 
 
-def _append_to_encode(state: LayerState, together: Together, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
+def _append_to_encode(state: LayerState, plan: Plan, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
     """A single token waits for others, until a block is encoded; several are encoded at once."""
     table, count = state.known, keys.shape[2]
     held = table.held
@@ -335,7 +326,7 @@ def _append_to_encode(state: LayerState, together: Together, keys: Tensor, value
         slot = torch.full((table.rows, 1, 1), held, dtype=torch.int64, device=table.device)
         _overwrite_to_encode(state, slot, keys, values, real)
         table.append(count, real)
-        _encode_block(state, together)
+        _encode_block(state, plan)
     else:
         encode(state)
         table.append(count, real)
@@ -345,10 +336,10 @@ def _append_to_encode(state: LayerState, together: Together, keys: Tensor, value
         note_appended(state, keys, values)
 
 
-def _overwrite(state: LayerState, together: Together, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
+def _overwrite(state: LayerState, plan: Plan, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
     table, fills = state.known, state.may_fill and real is None
     if fills or table.counters.victims_due:
-        together.begin_block(state, real)
+        plan.begin_block(state, real)
     if fills and state.fill is not None and state.fill.write(table, keys, values) is not None:
         return
     slot = table.next_slots()
@@ -358,7 +349,7 @@ def _overwrite(state: LayerState, together: Together, keys: Tensor, values: Tens
         state.evict_token(slot, positions if real is None else positions.masked_fill(~real[..., None], -1))
     _overwrite_to_encode(state, slot, keys, values, real)  # a pad does not evict a token
     table.overwritten(real)
-    _encode_block(state, together)
+    _encode_block(state, plan)
 
 
 def _overwrite_to_encode(state: LayerState, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
@@ -367,6 +358,6 @@ def _overwrite_to_encode(state: LayerState, slot: Tensor, keys: Tensor, values: 
     state.store.overwrite(slot, keys, values, real)
 
 
-def _encode_block(state: LayerState, together: Together) -> None:
+def _encode_block(state: LayerState, plan: Plan) -> None:
     if state.store.uncoded and block_waits(state):
-        together.encode_blocks()
+        plan.encode_blocks()

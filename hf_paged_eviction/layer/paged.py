@@ -10,9 +10,11 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ..allocators.limits import LayerLimits
 from ..attention.parts import Part, Read
-from ..disposals import AttentionCall, Disposal, Drop, Site
+from ..disposals import AttentionCall, Disposal, Drop, EvictionAction, Site
+from ..masks.padding import Padding
 from ..options.static import refusal
-from ..policies.needs import Heads
+from ..policies import EvictionPolicy
+from ..policies.needs import Heads, Needs
 from ..policies.scorer import Scorer
 from ..precision.few_bits import FewBits
 from ..queries.observer import Observer, Queries
@@ -34,8 +36,8 @@ from .scores import refresh
 from .stats import LayerStats
 
 
-def _of_state(name: str) -> property:
-    """An attribute of the layer's state."""
+def _of_state(name: str) -> Any:
+    """An attribute of the layer's state. Graphs of compiled steps cannot hold it."""
     return property(attrgetter(f"state.{name}"), lambda self, value: setattr(self.state, name, value))
 
 
@@ -62,15 +64,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     New tokens are appended until the storage is full. After that, each overwrites one token of the block with the
     lowest score. Attention always sees the new tokens together with all held tokens: eviction follows attention.
 
-    The parts of a layer are the keys and values (`store`), the bookkeeping (`table`), the queries and statistics for
-    the policy (`recorder`), the budget (`budget`) and the handling of evicted tokens (`action`). `state` holds them,
-    with the operations on all of them.
+    This is the door through which transformers and attention come. The parts of a layer are in its `state`: the keys
+    and values (`store`), the bookkeeping (`table`), the queries and statistics for the policy (`recorder`), the budget
+    (`budget`) and the handling of evicted tokens (`action`).
 
     Attributes:
         record_past: while True, new tokens wait in a buffer until `crop` or the next forward commits them.
         plan: what the layers of the cache decide together; a cache sets it.
-        masks_itself: see below.
-        reads, kv_unchanged: see `KeyOwner`.
+        masks_itself, layer_idx, reads, kv_unchanged: see `KeyOwner`.
 
     Args:
         budget: budget and protected tokens.
@@ -80,7 +81,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     is_sliding = False
     supports_early_init = True
-    record_past = _of_state("recording")
+    record_past: bool = _of_state("recording")
+    store: Store = _of_state("store")
+    action: EvictionAction = _of_state("action")
+    padding: Padding = _of_state("padding")
+    needs: Needs = _of_state("needs")
+    policy: EvictionPolicy = _of_state("scorer.policy")
+    heads: Heads = _of_state("scorer.heads")
     keys = _storage("keys")
     values = _storage("values")
 
@@ -88,35 +95,28 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized = False
         self.is_compileable = common.static
         self.kv_unchanged = False
-        self.policy = policy = common.policy
-        self.needs = needs = policy.needs
+        policy, heads, needs = common.policy, place.local_heads, common.policy.needs
         self._asks = needs.queries
-        self.heads: Heads = common.heads
-        self.layer_idx, self.local_heads, self.rotary = place.layer_idx, place.local_heads, place.rotary
-        self.padding = common.padding
-        self.store = _store(budget, common, place)
-        self.action = common.disposal.action(
-            Site(self.store, self.heads, self.local_heads, budget, needs.absolute_noise)
-        )
-        if self.action.plans or self.action.takes or self.action.reads:
-            _check_disposal(common.disposal, self.store.rounds, common.static)
-        self.reads = self.action.reads
+        store = _store(budget, common, place)
+        action = common.disposal.action(Site(store, common.heads, heads, budget, needs.absolute_noise))
+        if action.plans or action.takes or action.reads:
+            _check_disposal(common.disposal, store.rounds, common.static)
+        self.layer_idx, self.masks_itself, self.reads = place.layer_idx, common.masks_itself, action.reads
         self.recorder: QueryRecorder | None = None
-        self.masks_itself = common.masks_itself
-        if needs.queries or self.masks_itself or self.action.reads:
-            self.recorder = QueryRecorder(Observer(policy, budget.block_size, self.local_heads, self.rotary))
+        if needs.queries or self.masks_itself or self.reads:
+            self.recorder = QueryRecorder(Observer(policy, budget.block_size, heads, place.rotary))
         self.state = LayerState(
-            self.store,
+            store,
             LayerLimits(budget, common.limits),
-            self.action,
+            action,
             self.recorder,
-            Scorer(policy, self.heads, self.layer_idx, self.local_heads, self.rotary),
-            self.padding,
+            Scorer(policy, common.heads, place.layer_idx, heads, place.rotary),
+            common.padding,
             self.masks_itself,
             common.static,
             common.memory,
         )
-        self.plan = Plan([self.state], self.padding, common.static)
+        self.plan = Plan([self.state], common.padding, common.static)
 
     def __repr__(self) -> str:
         size = self.budget.tokens if self.budget.tokens is not None else self.budget.label

@@ -17,7 +17,6 @@ from ..masks.padding import Padding
 from ..tensors.autocast import without_autocast
 from ..tensors.graphs import static_zeros
 from .group import Around, Group
-from .intake import commit, offer
 from .layer_state import LayerState
 from .moves import sort_pads
 from .overflow import offer_held
@@ -66,7 +65,12 @@ class Plan:
             group.around = around
 
     def begin_block(self, state: LayerState, real: Tensor | None) -> None:
-        """See `Together`: for all layers that are like this one."""
+        """Choose the next blocks to overwrite, if that is due, and prepare single tokens to be written to them: for all
+        layers that have seen as many tokens as this one.
+
+        Args:
+            real: `[B, 1]` bool, rows whose next token is no pad; None = all.
+        """
         group = self._found.get(self._everyone)
         if group is not None and group.serves():
             group.take_counters()
@@ -92,25 +96,6 @@ class Plan:
         return [self._group(tuple(own)) for own in places.values() if self.layers[own[0]].table is not None]
 
     # ---- eager forwards -------------------------------------------------------------------------------------------
-
-    def commit(self) -> None:
-        """Take in the pending tokens of all layers, and evict as necessary; budgets that depend on all layers are
-        decided before that."""
-        limits = self.layers[0].budget.table if self.layers else None
-        if limits is not None and limits.waits and all([offer(layer) for layer in self.layers]):
-            offered = self.layers[0].offered
-            if offered is not None:
-                limits.settle(offered.real)
-        for layer in self.layers:
-            commit(layer, self)
-
-    def attended(self, state: LayerState) -> None:
-        """Attention has shown the queries of the pending tokens of this layer: take them in, at once or with those of
-        all layers."""
-        if not (state.budget.table.waits and offer(state)):
-            commit(state, self)
-        elif state is self.layers[-1]:
-            self.commit()
 
     def divide(self) -> None:
         """Divide the budget anew among the held tokens, because its total or what is protected has changed."""
