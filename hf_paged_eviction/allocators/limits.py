@@ -36,7 +36,6 @@ class Limits:
             new tokens until the last one has attended, and calls `attend` and `rank` before.
         compares: whether the scores of all layers are compared with each other.
         foreseen: when single tokens have filled a row, limits are decided for a text of so many budgets; None = never.
-        foresees: whether that may come, because limits of some row are not decided yet.
 
     Args:
         allocator, mean: see above.
@@ -63,10 +62,10 @@ class Limits:
     def _decide_for(self, real: Tensor | None) -> None:
         self._real, allocator = real, self.allocator
         self._decided = None if real is None else real > self.mean.capacity
-        self.waits, self.foresees = isinstance(allocator, LayerAllocator | Global), self.foreseen is not None
-        once = isinstance(allocator, LayerAllocator) and allocator.once
-        if self._decided is not None and (once or self.foresees) and bool(self._decided.all()):
-            self.waits = self.foresees = False
+        self.waits, self._undecided = isinstance(allocator, LayerAllocator | Global), self.foreseen is not None
+        once = self._undecided or (isinstance(allocator, LayerAllocator) and allocator.once)
+        if self._decided is not None and once and bool(self._decided.all()):
+            self.waits = self._undecided = False
 
     def divide(self, layer: "LayerLimits", real: Tensor) -> None:
         """A layer is about to choose among more tokens than fit, of rows that have seen `real` `[B]` tokens."""
@@ -130,6 +129,10 @@ class Limits:
         """
         self._told[layer.place] = certain_first(ranks, min_tokens.clamp_max(self.mean.capacity))
 
+    def foresees(self, seen: int) -> bool:
+        """Whether layers must `foresee` after `seen` columns, if single tokens have filled rows."""
+        return self._undecided or (self._filled is not None and self._filled[0] == seen)
+
     def foresee(self, layer: "LayerLimits", filled: Tensor, seen: int) -> Tensor | None:
         """Decide about the rows `[B]` bool that single tokens have filled, after `seen` columns. Returns the rows with
         new limits; None = none."""
@@ -139,7 +142,6 @@ class Limits:
             if self._filled is not None and self.foreseen is not None:
                 capacity = self.mean.capacity
                 self.settle(torch.where(rows, self.foreseen * capacity, capacity if real is None else real))
-                self.foresees = True  # the other layers have not heard of it yet
         return self._filled[1] if self._filled is not None and self._filled[0] == seen else None
 
     # ---- what happens to the cache --------------------------------------------------------------------------------

@@ -1,113 +1,48 @@
 """Layers of one cache that choose their victims together, whatever their limits are."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from copy import copy
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from ..store.segments import Segments
-from ..table.state import Counters, join
+from ..table.joint import Joint
 from ..table.victims import asks, choose
 from ..tensors.graphs import static_zeros
-from ..tensors.parts import split_rows
-from .block_fill import BlockFill, SlotsOfTokens
 from .layer_state import LayerState
-from .next_slots import NextSlots
 from .scores import ask, in_slots
-
-#: Makes a context manager.
-Around = Callable[[], AbstractContextManager[Any]]
+from .single import BlockFill, NextSlots, SlotsOfTokens
 
 
 class Group:
     """Chooses victims once for several layers that have seen equally many tokens, and counts for them between compiled
     steps.
 
-    Its table has the rows of all layers, layer by layer, and as many slots as the largest layer; slots that a layer
-    lacks are dead. The tokens in the tables of the layers are views of its memory. A group may consist of one layer, and
-    then uses that layer's table.
-
     Attributes:
-        table: see above.
+        layers: these layers, in the order of the model, which are `alike`.
+        joint: their tables as one.
         next_slots: slots of the next token in compiled steps; None before `begin_steps`.
-
-    Args:
-        layers: these layers, in the order of the model, see `LayerState.can_group_with`.
-        around: see `Plan.surround`.
     """
 
-    def __init__(self, layers: Sequence[LayerState], around: Around = nullcontext) -> None:
+    def __init__(self, layers: Sequence[LayerState]) -> None:
         self.layers = list(layers)
-        self.around = around
+        self.joint = Joint([layer.known for layer in layers])
+        self.table, self.rows = self.joint.table, self.joint.rows
         self.next_slots: NextSlots | None = None
+        self._layouts = [layer.store.columns.layout for layer in layers]
+        ragged = [layout for layout in self._layouts if isinstance(layout, Segments)]
+        self._layout = Segments.joined(ragged) if len(ragged) > 1 else self._layouts[0]
         self._fills: list[BlockFill] = []
-        self._tables = [layer.known for layer in layers]
-        self.table = self._tables[0]
-        if len(self._tables) > 1:
-            self.table = copy(self.table)
-            self.table.capacity = max(table.capacity for table in self._tables)
-            self.table.counters = Counters(self.table.block_size)
-            self._write_back()
-            self.table.give(join([table.state for table in self._tables]))
-            for table, tokens in zip(self._tables, split_rows(self.table.tokens, self.rows), strict=True):
-                table.tokens = tokens.narrow(table.capacity)
-        layouts = [layer.store.columns.layout for layer in layers]
-        ragged = [layout for layout in layouts if isinstance(layout, Segments)]
-        self._layout = Segments.joined(ragged) if len(ragged) > 1 else layouts[0]
-        self._note()
-
-    @property
-    def rows(self) -> int:
-        """Number of rows of each layer."""
-        return self._tables[0].rows
-
-    def _note(self) -> None:
-        """Note what the layers consist of now, see `serves`."""
-        self._parts = [
-            (table, table.tokens, table.phase, table.choice, layer.store.columns.layout)
-            for layer, table in zip(self.layers, self._tables, strict=True)
-        ]
 
     def serves(self) -> bool:
         """Whether these layers still consist of the same parts, and have seen equally many tokens."""
-        counters = self._tables[0].counters
-        seen, chosen = counters.seen, counters.chosen_at == counters.seen
-        for layer, (table, tokens, phase, choice, layout) in zip(self.layers, self._parts, strict=True):
-            its = table.counters
-            if (
-                layer.table is not table
-                or table.tokens is not tokens
-                or table.phase is not phase
-                or table.choice is not choice
-                or layer.store.columns.layout is not layout
-                or its.seen != seen
-                or (its.chosen_at == seen) is not chosen
-                or (seen in its.full_at_values and layer.to_divide)
-            ):
+        for layer, table, layout in zip(self.layers, self.joint.tables, self._layouts, strict=True):
+            if layer.table is not table or layer.store.columns.layout is not layout:
                 return False
-        return True
-
-    def take_counters(self) -> None:
-        """Copy the counters of the layers' tables."""
-        if self.table is not self._tables[0]:
-            self._write_back()
-            every = [table.counters for table in self._tables]
-            counters = self.table.counters
-            counters.take(every[0])
-            counters.scored = all(its.scored for its in every)
-            counters.held = max(its.held for its in every)
-            counters.know(frozenset[int]().union(*(its.full_at_values for its in every)))
-
-    def _write_back(self) -> None:
-        """Where layers have stored the positions of different numbers of tokens, all of them store them."""
-        if len({table.counters.positions_until for table in self._tables}) > 1:
-            for table in self._tables:
-                table.write_back()
+        limits = self.layers[0].budget.table
+        divides = limits.foreseen is not None and limits.foresees(self.joint.tables[0].counters.seen)
+        return self.joint.holds() and not (divides and any([layer.to_divide for layer in self.layers]))
 
     # ---- choosing -----------------------------------------------------------------------------------------------
 
@@ -117,30 +52,21 @@ class Group:
         Args:
             real: `[B, 1]` bool, rows whose next token is not a pad; None = all rows.
         """
-        with self.around():
-            self._choose_victims(real)
-
-    def _choose_victims(self, real: Tensor | None) -> None:
-        table, layers, action = self.table, self.layers, self.layers[0].action
-        table.write_back()
-        self._hand_counters()
+        table, joint, layers, action = self.table, self.joint, self.layers, self.layers[0].action
+        joint.write_back()
         # An action that plans for blocks that go is shown their scores.
         scores = self._scores(table.unscored) if asks(table, always=action.plans) else None
         begins = choose(table, scores, None if real is None else real.repeat(len(layers), 1))
-        if len(layers) > 1:
-            for own, choice in zip(self._tables, split_rows(table.choice, self.rows), strict=True):
-                own.choice = choice.narrow(own.capacity // own.block_size)
-            self._hand_counters()
-        self._note()
-        if action.plans:
-            for layer, begins_here in zip(layers, begins.split(self.rows), strict=True):
-                layer.plan(begins_here)
-        if table.tokens.shifts is not None:
-            for layer in layers:
-                layer.rerotate_keys()
+        joint.hand_choice()
+        if action.plans or table.tokens.shifts is not None:
+            for layer, due, begins_here in zip(layers, joint.due, begins.split(self.rows), strict=True):
+                if due and action.plans:
+                    layer.plan(begins_here)
+                if due:
+                    layer.rerotate_keys()
 
     def _scores(self, slots: Tensor | None) -> Tensor:
-        """The scores of the tokens in these slots `[layers * B, S, n]`, None = all of them, as each layer gives them."""
+        """The scores of the tokens in these slots `[layers * B, S, n]`, as each layer gives them; None = of all."""
         first, needs, table = self.layers[0], self.layers[0].needs, self.table
         if slots is None:
             return self._all_scores(every=needs.token_local)
@@ -156,22 +82,19 @@ class Group:
     def _all_scores(self, every: bool) -> Tensor:
         """The scores of all held tokens. In layers where no block is full, none is asked for; unless `every` score
         stays what it is, such a layer works none out."""
-        due, held, scores = self.table.counters.seen % self.table.block_size, self.table.held, []
-        for layer, own in zip(self.layers, self._tables, strict=True):
-            is_due = every or due in own.counters.residues
-            of_layer = in_slots(layer, None) if is_due else own.scores
-            missing = held - of_layer.shape[-1]
+        scores = []
+        for layer, due, own in zip(self.layers, self.joint.due, self.joint.tables, strict=True):
+            of_layer = in_slots(layer, None) if every or due else own.scores
+            missing = self.table.held - of_layer.shape[-1]
             scores.append(pad(of_layer, (0, missing), value=float("nan")) if missing else of_layer)
         return torch.cat(scores)
 
     def fill(self) -> None:
         """Prepare single tokens to be written until victims are due again."""
-        table, first = self.table, self.layers[0]
-        slots = SlotsOfTokens(
-            first.store.columns, self._layout, self.rows, table.next_slots(table.counters.tokens_until_due)
-        )
+        table, columns = self.table, self.layers[0].store.columns
+        slots = SlotsOfTokens(columns, self._layout, self.rows, table.next_slots(table.counters.tokens_until_due))
         if not self._fills:
-            for layer, own in zip(self.layers, self._tables, strict=True):
+            for layer, own in zip(self.layers, self.joint.tables, strict=True):
                 self._fills.append(BlockFill(own, layer.store, layer.padding, layer.exposed, layer.own_mask))
         for place, (layer, fill) in enumerate(zip(self.layers, self._fills, strict=True)):
             fill.begin(slots, place)
@@ -195,38 +118,16 @@ class Group:
             layer.join(self.next_slots, index)
 
     def prepare_step(self) -> None:
-        """Choose victims that are due, and compute the slots of the next token."""
+        """Compute the slots of the next token. Victims have been chosen."""
         table, next_slots = self.table, self.next_slots
         if next_slots is None:
             raise RuntimeError("The group takes no compiled steps.")
-        if not table.counters.overwriting:
-            next_slots.slots.fill_(table.held)
-        else:
-            if table.counters.victims_due:
-                self.choose_victims()
+        if table.full:
             next_slots.slots.copy_(table.next_slots())
+        else:
+            next_slots.slots.fill_(table.held)
         if next_slots.filling is not None:
             next_slots.filling.scatter_(2, next_slots.slots, True)
-
-    def advance(self) -> None:
-        """Count a real token that was written in every row of every layer."""
-        table = self.table
-        if table.full:
-            table.overwritten(None)
-        else:
-            table.append(1, None)
-            if table.full and table is not self._tables[0]:
-                for own, state in zip(self._tables, table.state.split(self.rows), strict=True):
-                    own.give(state)
-                    own.counters = replace(table.counters)
-            self._note()
-        self._hand_counters()
-
-    def _hand_counters(self) -> None:
-        for table in self._tables:
-            if table is not self.table:
-                table.counters.take(self.table.counters)
-                table.counters.held = min(self.table.held, table.capacity)
 
 
 def _taken_over(old: Tensor | None, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:

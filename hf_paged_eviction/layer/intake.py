@@ -4,6 +4,7 @@
 """
 
 from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -93,9 +94,7 @@ def _expecting(state: LayerState, new: Tensor, attended: States) -> States:
     return keys, values
 
 
-def _use_then_evict(
-    state: LayerState, plan: Plan, new_keys: Tensor, new_values: Tensor, kv_unchanged: bool
-) -> States:
+def _use_then_evict(state: LayerState, plan: Plan, new_keys: Tensor, new_values: Tensor, kv_unchanged: bool) -> States:
     keys, values = state.store.detached(new_keys, new_values)
     count, recorder = keys.shape[2], state.recorder
     if count == 0:
@@ -272,7 +271,8 @@ def take(
     None: read the store then."""
     table, count, recorder = state.known, keys.shape[2], state.recorder
     waited = None if recorder is None else recorder.queries
-    if count == 1 and state.budget.table.foresees:
+    limits = state.budget.table
+    if count == 1 and limits.foreseen is not None and limits.foresees(table.counters.seen):
         waited = _divide_filled(state, real, waited)
     if state.offered is None and count > 1 and state.store.rounds:
         state.store.meet(keys, values, real)

@@ -18,10 +18,9 @@ from ..store.tensors import with_new
 from ..table import moves
 from ..table.budget import BlockBudget
 from ..table.table import BlockTable
-from .block_fill import BlockFill
 from .exposed import ExposedStates
 from .memory_plan import MemoryPlan
-from .next_slots import NextSlots
+from .single import BlockFill, NextSlots
 from .stats import LayerStats
 
 #: Keys and values for attention; None where they are read from the store.
@@ -60,7 +59,7 @@ class LayerState:
         offered: what the others were told of these tokens; None between forwards.
         came_with_gradients: whether some forward needed gradients.
         fill: writes the single tokens of the present block; None where the next one needs checks.
-        divided_at: columns seen when single tokens had filled rows and their budgets were divided, see `Limits.foresee`.
+        divided_at: columns seen when budgets of rows were divided that single tokens had filled, see `Limits.foresee`.
         next_slots: slots of the next token in compiled steps; None before the first.
 
     Args:
@@ -92,7 +91,7 @@ class LayerState:
         self.early = store.rounds and needs.token_local and not action.picks_blocks
         self.ring = QueryRing() if static and needs.queries else None
         self.next_slots: NextSlots | None = None
-        self._places = 0, 0  # of its rows among those of `next_slots`
+        self._places = 0, 0, 0  # of its rows among those of `next_slots`, and its slots
         self._hides = self._fills = False  # whether steps need a mask, and one that changes
         self._forget()
 
@@ -146,8 +145,9 @@ class LayerState:
     @property
     def to_divide(self) -> bool:
         """Whether single tokens may have filled rows whose budgets are not divided yet."""
-        seen, values = self.known.counters.seen, self.known.counters.full_at_values
-        return self.budget.table.foresees and self.divided_at != seen and seen in values
+        limits, counters = self.budget.table, self.known.counters
+        waits = limits.foreseen is not None and self.divided_at != counters.seen
+        return waits and counters.seen in counters.full_at_values and limits.foresees(counters.seen)
 
     @property
     def alike(self) -> tuple[object, ...] | None:
@@ -157,13 +157,22 @@ class LayerState:
             return None
         counters, sizes, positions = table.counters, table.sizes, table.tokens.positions
         ragged, rounds = columns.layout.lengths is not None, self.store.rounds
-        states = [column.shape[1 if ragged else 3 :] for column in columns.tensors.values()]
+        states = [(column.shape[1 if ragged else 3 :], column.device) for column in columns.tensors.values()]
         # Layers that are full may have different sizes; until then, they become full together.
         grows = None if counters.overwriting else (table.capacity, *vars(counters).values())
         chosen, shifts = counters.chosen_at == counters.seen, table.tokens.shifts is not None
         protected = sizes.recent, sizes.spans
         return (
-            counters.seen, chosen, grows, positions.shape[:2], shifts, protected, table.device, ragged, rounds, *states,
+            counters.seen,
+            chosen,
+            grows,
+            positions.shape[:2],
+            shifts,
+            protected,
+            table.device,
+            ragged,
+            rounds,
+            *states,
             scorer.local_heads,
         )
 
@@ -208,7 +217,7 @@ class LayerState:
     def join(self, next_slots: NextSlots, index: int) -> None:
         """Take compiled steps as layer `index` of a group."""
         rows, table = self.rows, self.known
-        self.next_slots, self._places = next_slots, (index * rows, (index + 1) * rows)
+        self.next_slots, self._places = next_slots, (index * rows, (index + 1) * rows, table.capacity)
         self._hides = self.own_mask and not (table.full and table.all_real)
         self._fills = self._hides and not table.all_used
         if self.ring is not None:
@@ -224,7 +233,7 @@ class LayerState:
         Raises:
             RuntimeError: the step was not prepared. ValueError: the number of rows has changed.
         """
-        next_slots, (first, end), store = self.next_slots, self._places, self.store
+        next_slots, (first, end, _), store = self.next_slots, self._places, self.store
         if self.recorder is not None:
             self.check_attended()
             self.recorder.expects = True
@@ -244,7 +253,8 @@ class LayerState:
     def _visible(self) -> Tensor | None:
         """`[B, S, slots]` bool, the slots with real tokens."""
         visible = None if self.next_slots is None else self.next_slots.visible
-        return None if visible is None else visible[self._places[0] : self._places[1], :, : self.known.capacity]
+        first, end, slots = self._places
+        return None if visible is None else visible[first:end, :, :slots]
 
     def written(self) -> None:
         """Called after the host has counted a token that a compiled step has written."""

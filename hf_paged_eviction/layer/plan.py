@@ -6,9 +6,10 @@ steps: one small copy per token, everything else once per block. So the graph ha
 any policy.
 """
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +17,14 @@ from torch import Tensor
 from ..masks.padding import Padding
 from ..tensors.autocast import without_autocast
 from ..tensors.graphs import static_zeros
-from .group import Around, Group
+from .group import Group
 from .layer_state import LayerState
 from .moves import sort_pads
 from .overflow import offer_held
 from .scores import block_waits, encode
+
+#: Makes a context manager.
+Around = Callable[[], AbstractContextManager[Any]]
 
 _FORGOTTEN = (
     "A step was compiled without this cache knowing of it. generate() tells it by itself; in a loop of your own call "
@@ -53,16 +57,11 @@ class Plan:
         self.seen: dict[torch.device, Tensor] = {}
         self._padding = padding
         self._around: Around = nullcontext
-        # By the layers that were alike: with budgets of several sizes there are several such sets.
-        self._found: dict[tuple[int, ...], Group] = {}
-        self._everyone = tuple(range(len(self.layers)))
-        self._stepping: list[Group] = []  # groups that take compiled steps
+        self._groups: list[Group] = []  # no layer is in two
 
     def surround(self, around: Around) -> None:
         """Choose victims inside a context manager that `around` makes, for clocks and profilers."""
         self._around = around
-        for group in self._found.values():
-            group.around = around
 
     def begin_block(self, state: LayerState, real: Tensor | None) -> None:
         """Choose the next blocks to overwrite, if that is due, and prepare single tokens to be written to them: for all
@@ -71,29 +70,28 @@ class Plan:
         Args:
             real: `[B, 1]` bool, rows whose next token is no pad; None = all.
         """
-        group = self._found.get(self._everyone)
-        if group is not None and group.serves():
-            group.take_counters()
-        else:
-            group = next(group for group in self._groups() if state in group.layers)
+        group = self._group_of(state)
         if group.table.counters.victims_due:
-            group.choose_victims(real)
+            self._choose(group, real)
         if state.may_fill and real is None:
             group.fill()
 
-    def _group(self, places: tuple[int, ...]) -> Group:
-        group = self._found.get(places)
-        if group is None or not group.serves():
-            group = self._found[places] = Group([self.layers[place] for place in places], self._around)
-        group.take_counters()
-        return group
+    def _choose(self, group: Group, real: Tensor | None = None) -> None:
+        with self._around():
+            group.choose_victims(real)
 
-    def _groups(self) -> list[Group]:
-        """All groups. Every layer is in one of them, unless it holds nothing."""
-        places: dict[object, list[int]] = {}
-        for place, layer in enumerate(self.layers):
-            places.setdefault(layer.alike or place, []).append(place)
-        return [self._group(tuple(own)) for own in places.values() if self.layers[own[0]].table is not None]
+    def _group_of(self, state: LayerState) -> Group:
+        """The layers that choose together with this one now."""
+        group = next(filter(lambda group: state in group.layers, self._groups), None)
+        if group is None or len(group.layers) < len(self.layers) or not group.serves():
+            kind = state.alike
+            layers = [other for other in self.layers if other is state or (kind and other.alike == kind)]
+            if group is None or group.layers != layers or not group.serves():
+                self._groups = [other for other in self._groups if not {*layers} & {*other.layers}]
+                group = Group(layers)
+                self._groups.append(group)
+        group.joint.take_counters()
+        return group
 
     # ---- eager forwards -------------------------------------------------------------------------------------------
 
@@ -117,9 +115,7 @@ class Plan:
     @property
     def all_real(self) -> bool:
         """Whether a single token needs no mask in the paged layers."""
-        return self.joined and all(
-            group.next_slots is not None and group.next_slots.all_real for group in self._stepping
-        )
+        return self.joined and all(group.next_slots is not None and group.next_slots.all_real for group in self._groups)
 
     @without_autocast
     def prepare(self) -> None:
@@ -130,7 +126,9 @@ class Plan:
         moved = self._padding.irregular and any([sort_pads(layer) for layer in self.layers])
         if moved or not self.joined:
             self._join()
-        for group in self._stepping:
+        for group in self._groups:
+            if group.table.counters.victims_due:
+                self._choose(group)
             group.prepare_step()
         for seen in self.seen.values():
             seen.fill_(self.layers[0].seen)
@@ -144,8 +142,8 @@ class Plan:
     @without_autocast
     def _count(self) -> None:
         self.uncounted = False
-        for group in self._stepping:
-            group.advance()
+        for group in self._groups:
+            group.joint.count_step()
         for layer in self.layers:
             layer.written()
         if self.layers[0].store.rounds:
@@ -183,15 +181,18 @@ class Plan:
         if not all_real or any(real is None for real in all_real):
             return
         self._join()
-        for group in self._stepping:
+        for group in self._groups:
             if group.next_slots is not None:
                 group.next_slots.all_real = bool(all_real[self.layers.index(group.layers[0])])
 
     def _join(self) -> None:
-        old = self._stepping
-        self._stepping = self._groups()
-        for group, before in zip_longest(self._stepping, old[: len(self._stepping)]):
-            group.begin_steps(None if before is None else before.next_slots)
+        old, groups = [group.next_slots for group in self._groups], list[Group]()
+        for layer in self.layers:
+            if all(layer not in group.layers for group in groups):
+                groups.append(self._group_of(layer))
+        self._groups = groups
+        for group, before in zip_longest(groups, old[: len(groups)]):
+            group.begin_steps(before)
         for device in {layer.device for layer in self.layers} - {*self.seen}:
             self.seen[device] = static_zeros((), device)
         self.joined = True

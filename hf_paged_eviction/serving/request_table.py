@@ -54,7 +54,7 @@ class RequestTable:
             self._needs.token_local
             and not self._needs.by_layer
             and not self._needs.reads_budget
-            and all(layer.rotary is layers[0].rotary for layer in layers)
+            and all(layer.state.scorer.rotary is layers[0].state.scorer.rotary for layer in layers)
         )
         self.early = pages.rounds and self._needs.token_local
         device, all_sets = pages.device, len(layers) * sets

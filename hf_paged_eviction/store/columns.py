@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..attention.in_place import Reader
 from ..tensors.graphs import static
 from ..tensors.parts import map_tensors, tensors_of
 from ..tensors.saved import SavedState, StateDict
@@ -121,6 +122,7 @@ class Columns:
         tensors: the columns by name; none before the first tokens.
         layout: where slots lie; another object whenever `tensors` are replaced.
         beside: a dataclass of further tensors, with rows in dimension 0, and `load_state`; None = there is none.
+        reader: attention to all slots of these tensors as they lie, see `in_place.Reader`; None = it was not made yet.
         fixed: tensors keep their addresses, for compiled steps.
         zeroed: tensors start with zeros, as fixed ones do. This is necessary if hidden slots are read, because
             attention computes 0 x value for them, which must not be nan.
@@ -132,6 +134,7 @@ class Columns:
 
     def __init__(self, fixed: bool = False, zeroed: bool = False, ragged: bool = False) -> None:
         self.fixed, self.zeroed, self.ragged = fixed, zeroed or fixed, ragged
+        self.reader: Reader | None
         self.use({})
 
     # ---- what there is --------------------------------------------------------------------------------------------
@@ -232,7 +235,7 @@ class Columns:
 
     def use(self, new: States, layout: Dense | Segments | None = None, beside: Any = None) -> None:
         """Replace the columns; None = they are dense, and nothing is beside."""
-        self.tensors, self.layout, self.beside = dict(new), layout or Dense(), beside
+        self.tensors, self.layout, self.beside, self.reader = dict(new), layout or Dense(), beside, None
 
     def resize(self, slots: int, held: int) -> None:
         """Change the number of slots. Tokens in the first `held` slots keep their slots."""

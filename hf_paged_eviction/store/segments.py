@@ -39,8 +39,8 @@ class Segments:
     @classmethod
     def joined(cls, layouts: "Sequence[Segments]") -> "Segments":
         """The rows of all of these, one behind the other, each in columns of its own."""
-        joined, bounds = copy(layouts[0]), zip(*(layout.bounds for layout in layouts), strict=True)
-        joined.bounds = tuple(map(torch.cat, bounds))
+        joined, (starts, lengths) = copy(layouts[0]), zip(*[layout.bounds for layout in layouts], strict=True)
+        joined.bounds = torch.cat(starts), torch.cat(lengths)
         return joined
 
     def shape(self, columns: States) -> tuple[int, int, int]:

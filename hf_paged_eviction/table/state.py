@@ -4,12 +4,11 @@ Shapes: `B` rows, `S` sets of victims (1 where all KV heads share theirs, else t
 block size.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..tensors.parts import map_tensors, persistent, split_rows
 
@@ -32,10 +31,6 @@ class Tokens:
     def first(self, held: int) -> list[Tensor]:
         """Views of the first `held` slots."""
         return [column[:, :, :held] for column in vars(self).values() if column is not None]
-
-    def narrow(self, slots: int) -> "Tokens":
-        """Views of the first slots; these tokens if there are no more."""
-        return self if slots == self.positions.shape[-1] else Tokens(*self.first(slots))
 
     def reorder(self, order: Tensor) -> None:
         """Reorder the first slots by `order` `[B, S, held]`."""
@@ -103,13 +98,6 @@ class Choice:
     taken: Tensor
     evicted_blocks: Tensor
 
-    def narrow(self, blocks: int) -> "Choice":
-        """The same for a table of so many blocks."""
-        ahead = self.ahead
-        if ahead.shape[-1] <= 1:
-            return self
-        return replace(self, ahead=ahead[..., :blocks].clamp_max(blocks - 1))
-
 
 @dataclass(frozen=True)
 class TableState:
@@ -151,39 +139,6 @@ class TableState:
         return [TableState(*part) for part in parts]
 
 
-def join(states: Sequence[TableState]) -> TableState:
-    """Concatenate states along the rows. All have as many slots as the largest; those that others lack are dead."""
-    capacities = {state.tokens.positions.shape[-1] for state in states}
-    slots, ahead = max(capacities), max(state.choice.ahead.shape[-1] for state in states)
-    limited = len(capacities) > 1 or any(state.phase.limits is not None for state in states)
-    ordered = any(state.phase.order is not None for state in states)
-    joined = map_tensors(
-        lambda *tensors: torch.cat(tensors), *(_widened(state, slots, ahead, limited, ordered) for state in states)
-    )
-    return replace(joined, tokens=map_tensors(persistent, joined.tokens))
-
-
-def _widened(state: TableState, slots: int, ahead: int, limited: bool, ordered: bool) -> TableState:
-    """The same with so many slots and places for victims, and with `limits` and an `order` if these are asked for."""
-    tokens, phase, choice = state.tokens, state.phase, state.choice
-    held = tokens.positions.shape[-1]
-    limits, order = phase.usable(held) if limited else None, phase.order
-    if ordered:
-        places = torch.arange(slots, device=phase.pads.device)
-        order = places[:held] if order is None else order
-        parts = [part.expand(*tokens.positions.shape[:2], -1) for part in (order, places[held:])]
-        order = torch.cat(parts, dim=-1)
-    if held < slots:
-        empty = {"positions": -1, "scores": float("nan"), "shifts": 0}
-        tokens = Tokens(
-            **{name: None if part is None else pad(part, (0, slots - held), value=empty[name])
-               for name, part in vars(tokens).items()}
-        )
-    if choice.ahead.shape[-1] < ahead:
-        choice = replace(choice, ahead=pad(choice.ahead, (0, ahead - choice.ahead.shape[-1])))
-    return TableState(tokens, replace(phase, limits=limits, order=order), choice)
-
-
 def empty_tokens(rows: int, sets: int, slots: int, device: torch.device, shifting: bool = False) -> Tokens:
     """Empty slots, which may be written to inside and outside of `torch.inference_mode`."""
     with torch.inference_mode(False):
@@ -220,12 +175,6 @@ class Counters:
     positions_until: int = 0
     scored: bool = False
     chosen_at: int = -1
-
-    def take(self, other: "Counters") -> None:
-        """Copy what another table has counted; when blocks are full, each table knows for itself."""
-        own = self.full_at_values, self.residues
-        vars(self).update(vars(other))
-        self.full_at_values, self.residues = own
 
     @property
     def in_step(self) -> bool:

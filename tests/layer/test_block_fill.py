@@ -14,7 +14,7 @@ import models
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.layer.block_fill import BlockFill
+from hf_paged_eviction.layer.single import BlockFill
 
 SIZES: dict[str, Any] = {"budget": 24, "block_size": 4}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -110,13 +110,14 @@ def test_as_if_decided_one_by_one(
     assert written >= 4 or settings["block_size"] == 1
 
 
-def test_memory_is_given_up() -> None:
+@pytest.mark.parametrize("setting", ["separate", "unequal"])
+def test_memory_is_given_up(setting: str) -> None:
     """What was worked out ahead keeps no storage that the layer has given up."""
-    model = models.shared("llama")
-    cache = PagedEvictionCache(model.config, **SIZES, policy="keydiff")
+    model = models.shared("llama", "paged_eviction")
+    cache = PagedEvictionCache(model.config, **{**SIZES, **SETTINGS[setting], "budget": 32})
     with torch.no_grad():
-        for new in (30, 1, 1):
+        for new in (40, 1, 1):
             model(torch.randint(0, 64, (1, new)), **{CACHE_ARGUMENT: cache})
     storage = weakref.ref(cache.layers[0].store.columns["keys"])
-    cache.shrink(16)
+    cache.shrink(24)
     assert storage() is None

@@ -136,7 +136,7 @@ class Group:
         """The shares of requests with this budget; `usual`: they have no options of their own."""
         if (budget, usual) not in self._shares:
             settings, spec, layers = self._settings, self._spec, self._settings.layers
-            first = next(iter(layers.values())).local_heads.first_head(spec.num_kv_heads)
+            first = next(iter(layers.values())).state.scorer.local_heads.first_head(spec.num_kv_heads)
             self._shares[budget, usual] = GroupShares(
                 settings.allocator,
                 settings.sizes_for(budget),

@@ -1,9 +1,11 @@
-"""The fast path for single tokens: until a block is full, nothing has to be decided."""
+"""Where single tokens are written: until a block is full, nothing has to be decided."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..attention.in_place import Reader
 from ..masks.padding import Padding
 from ..store.columns import Columns, Dense
 from ..store.segments import Segments
@@ -40,8 +42,7 @@ class BlockFill:
         self._kind = keys.dtype, keys.device
         self._read = "rerotated" if store.turns else "keys"
         self._alias = own_mask and lengths is None  # attention attaches a mask to keys, which must not stay there
-        self._coder = store.coder
-        self._reader: Reader | None = None
+        self._coder, self._carries = store.coder, False
         self.as_it_lies = lengths is None
 
     def begin(self, slots: "SlotsOfTokens", place: int) -> None:
@@ -50,8 +51,9 @@ class BlockFill:
         table, columns = self._table, self._columns
         self._first, self._choice = table.counters.seen, table.choice
         if not self.as_it_lies and table.all_used:
-            self._reader = self._coder.reader(columns, columns.tensors["keys"], None, no_mask)
-            self.as_it_lies = self._reader is not None
+            if columns.reader is None:
+                columns.reader = self._coder.reader(columns, columns.tensors["keys"], None, no_mask)
+            self.as_it_lies = self._carries = columns.reader is not None
 
     def write(self, table: BlockTable | None, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor] | None:
         """Write a token, `[B, H, 1, dim]`, and count it in the table, the present one of the layer.
@@ -83,9 +85,9 @@ class BlockFill:
         for name, by_layer in self._slots[at]:
             put(tensors[name], dim, by_layer[place], new[name == "values"])
         counters.seen, counters.in_arrival_order = seen + 1, False
-        if self._reader is not None:
+        if self._carries:
             carrier = keys[:, :, :0]
-            carrier.reader = self._reader  # type: ignore[attr-defined]
+            carrier.reader = columns.reader  # type: ignore[attr-defined]
             return carrier, values
         return tensors[self._read][:] if self._alias else tensors[self._read], tensors["values"]
 
@@ -106,7 +108,8 @@ class SlotsOfTokens:
 
     def __init__(self, columns: Columns, layout: Dense | Segments, rows: int, slots: Tensor) -> None:
         self.by_token: list[list[tuple[str, tuple[Tensor, ...]]]] = []
-        self.put, self.dim = Tensor.index_copy_, 2 if layout.lengths is None else 0
+        self.put: Callable[..., Tensor] = Tensor.index_copy_
+        self.dim = 2 if layout.lengths is None else 0
         if rows == slots.shape[1] == 1 and layout.lengths is None:
             for of_layers in slots[:, 0].unbind(-1):
                 self.by_token.append([*dict.fromkeys(columns.tensors, of_layers.split(1)).items()])
@@ -126,3 +129,23 @@ class SlotsOfTokens:
                     before, views = places, places.narrow(2, token, 1).split(rows)
                 of_token.append((name, views))
             self.by_token.append(of_token)
+
+
+@dataclass(eq=False)
+class NextSlots:
+    """The slots of the next token in compiled steps, for the layers of a group; tensors at fixed addresses.
+
+    Attributes:
+        slots: `[layers * B, S, 1]` int64, with the rows of all layers, layer by layer.
+        visible: `[layers * B, S, C]` bool, slots with real tokens; None if the model's mask is used, or if all slots
+            hold real tokens.
+        all_real: whether all usable slots hold real tokens, so that a step needs no mask. It is decided after a forward
+            of several tokens and valid until the next one, because a graph has either a mask or none. Compiled code
+            does not read it: that would add a guard.
+        filling: `visible`; None also if all usable slots hold real tokens.
+    """
+
+    slots: Tensor
+    visible: Tensor | None
+    all_real: bool
+    filling: Tensor | None
