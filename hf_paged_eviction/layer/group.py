@@ -7,12 +7,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..store.segments import Segments
+from ..store.store import joined
 from ..table.joint import Joint
 from ..table.victims import asks, choose
 from ..tensors.graphs import static_zeros
 from .layer_state import LayerState
 from .scores import ask, in_slots
-from .single import BlockFill, NextSlots, SlotsOfTokens
+from .single import BlockFill, NextSlots, PlacesOfTokens, SlotsOfTokens
 
 
 class Group:
@@ -34,6 +35,7 @@ class Group:
         ragged = [layout for layout in self._layouts if isinstance(layout, Segments)]
         self._layout = Segments.joined(ragged) if len(ragged) > 1 else self._layouts[0]
         self._fills: list[BlockFill] = []
+        self._one_kind = len({_kind(layer) for layer in layers}) == 1
 
     def serves(self) -> bool:
         """Whether these layers still consist of the same parts, and have seen equally many tokens."""
@@ -92,7 +94,16 @@ class Group:
     def fill(self) -> None:
         """Prepare single tokens to be written until victims are due again."""
         table, columns = self.table, self.layers[0].store.columns
-        slots = SlotsOfTokens(columns, self._layout, self.rows, table.next_slots(table.counters.tokens_until_due))
+        next_slots = table.next_slots(table.counters.tokens_until_due)
+        slots: SlotsOfTokens | PlacesOfTokens
+        if not self.layers[0].store.rounds:
+            slots = SlotsOfTokens(columns, self._layout, self.rows, next_slots)
+        elif self._one_kind:
+            slots = PlacesOfTokens(joined([layer.store.exact for layer in self.layers]), self.rows, next_slots)
+        else:
+            for layer in self.layers:
+                layer.may_fill = False
+            return
         if not self._fills:
             for layer, own in zip(self.layers, self.joint.tables, strict=True):
                 self._fills.append(BlockFill(own, layer.store, layer.padding, layer.exposed, layer.own_mask))
@@ -128,6 +139,12 @@ class Group:
             next_slots.slots.fill_(table.held)
         if next_slots.filling is not None:
             next_slots.filling.scatter_(2, next_slots.slots, True)
+
+
+def _kind(layer: LayerState) -> tuple[object, ...]:
+    """Of the tokens that are not rounded."""
+    parts = layer.store.exact.tensors() if layer.store.rounds else ()
+    return tuple([(part.shape, part.dtype, part.device) for part in parts])
 
 
 def _taken_over(old: Tensor | None, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:

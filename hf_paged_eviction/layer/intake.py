@@ -341,6 +341,7 @@ def _overwrite(state: LayerState, plan: Plan, keys: Tensor, values: Tensor, real
     if fills or table.counters.victims_due:
         plan.begin_block(state, real)
     if fills and state.fill is not None and state.fill.write(table, keys, values) is not None:
+        _encode_block(state, plan)
         return
     slot = table.next_slots()
     if state.action.takes:

@@ -87,7 +87,7 @@ class LayerState:
         self.arrivals = Arrivals(scorer.layer_idx)
         self.memory, self.recording = memory, False
         self.may_widen = not (action.plans or action.takes or action.reads or static)
-        self.may_fill = self.may_widen and not store.rounds
+        self.may_fill = self.may_widen
         self.early = store.rounds and needs.token_local and not action.picks_blocks
         self.ring = QueryRing() if static and needs.queries else None
         self.next_slots: NextSlots | None = None

@@ -262,13 +262,19 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             attended = state.fill.write(state.table, key_states, value_states)
             if attended is not None:
                 state.seen += 1
-                if recorder is None:
+                rounds, observes = state.store.rounds, False
+                if recorder is not None:
+                    recorder.real, recorder.arriving, recorder.expects = None, 1, True
+                    observes = self._asks and state.known.counters.may_fill_block  # where all keys are needed
+                elif not rounds:
                     return attended
-                recorder.real, recorder.arriving, recorder.expects = None, 1, True
-                observes = self._asks and state.known.counters.may_fill_block  # where all keys are needed
+                if rounds and state.store.uncoded == state.known.block_size:
+                    with outside_autocast(key_states.device):
+                        self.plan.encode_blocks()
                 if self.kv_unchanged and state.fill.as_it_lies and not observes:
                     return attended
-                return filled(state, key_states, value_states, self.kv_unchanged)
+                with outside_autocast(key_states.device):
+                    return filled(state, key_states, value_states, self.kv_unchanged)
         if not torch.compiler.is_compiling():
             admit(state, key_states, value_states)
             if not self.is_initialized:

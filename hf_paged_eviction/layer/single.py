@@ -1,6 +1,6 @@
 """Where single tokens are written: until a block is full, nothing has to be decided."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..masks.padding import Padding
 from ..store.columns import Columns, Dense
+from ..store.exact import Exact
 from ..store.segments import Segments
 from ..store.store import Store, no_mask
 from ..table.table import BlockTable
@@ -36,30 +37,33 @@ class BlockFill:
         self._table, self._columns, self._padding, self._exposed = table, store.columns, padding, exposed
         columns, lengths = store.columns, store.columns.layout.lengths
         self._phase, self._layout = table.phase, columns.layout
-        keys, values = columns.tensors["keys"], columns.tensors["values"]
+        self._store, self._rounds, self._own_mask = store, store.rounds, own_mask
+        states = vars(columns.beside) if store.rounds else columns.tensors
+        keys, values = states["keys"], states["values"]
         rows, heads, _ = columns.layout.shape(columns.tensors)
         self._shapes = torch.Size((rows, heads, 1, keys.shape[-1])), torch.Size((rows, heads, 1, values.shape[-1]))
         self._kind = keys.dtype, keys.device
         self._read = "rerotated" if store.turns else "keys"
         self._alias = own_mask and lengths is None  # attention attaches a mask to keys, which must not stay there
         self._coder, self._carries = store.coder, False
-        self.as_it_lies = lengths is None
+        self.as_it_lies = lengths is None and not store.rounds
 
-    def begin(self, slots: "SlotsOfTokens", place: int) -> None:
+    def begin(self, slots: "SlotsOfTokens | PlacesOfTokens", place: int) -> None:
         """Tokens go to these slots from now on; `place`: the layer among those of `slots`."""
         self._slots, self._place, self._put, self._dim = slots.by_token, place, slots.put, slots.dim
+        self._places = slots.places
         table, columns = self._table, self._columns
         self._first, self._choice = table.counters.seen, table.choice
-        if not self.as_it_lies and table.all_used:
+        if not self.as_it_lies and (table.all_used or (self._rounds and not self._own_mask)):
             if columns.reader is None:
-                columns.reader = self._coder.reader(columns, columns.tensors["keys"], None, no_mask)
+                columns.reader = self._coder.reader(columns, next(iter(columns.tensors.values())), None, no_mask)
             self.as_it_lies = self._carries = columns.reader is not None
 
     def write(self, table: BlockTable | None, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor] | None:
         """Write a token, `[B, H, 1, dim]`, and count it in the table, the present one of the layer.
 
         Returns:
-            What attention reads, see `as_it_lies`; None if the token differs in kind from those held, or if something
+            What attention reads, see `as_it_lies`, or in few bits the token alone; None if the token differs in kind from those held, or if something
             has to be decided.
         """
         columns, counters = self._columns, self._table.counters
@@ -78,9 +82,15 @@ class BlockFill:
             or values.requires_grad
             or seen < self._padding.all_real_from
             or self._exposed.states
+            or (self._rounds and self._store.uncoded >= table.block_size)
         ):
             return None
         tensors, place, put, dim = columns.tensors, self._place, self._put, self._dim
+        if self._rounds:  # the next `encode` makes codes of it
+            tensors, exact = vars(columns.beside), columns.beside
+            exact.slots.copy_(self._places[at][place])
+            exact.count.add_(1)
+            self._store.uncoded += 1
         new = (keys, values) if dim else (keys.flatten(0, 2), values.flatten(0, 2))
         for name, by_layer in self._slots[at]:
             put(tensors[name], dim, by_layer[place], new[name == "values"])
@@ -89,6 +99,8 @@ class BlockFill:
             carrier = keys[:, :, :0]
             carrier.reader = columns.reader  # type: ignore[attr-defined]
             return carrier, values
+        if self._rounds:
+            return keys, values
         return tensors[self._read][:] if self._alias else tensors[self._read], tensors["values"]
 
 
@@ -98,6 +110,7 @@ class SlotsOfTokens:
     Attributes:
         by_token: for each token, by column, the index of the token's slot in each layer.
         put, dim: the method of a column that writes there, and its dimension; 0 = columns are segments.
+        places: empty, see `PlacesOfTokens`.
 
     Args:
         columns: keys and values of the first of the layers.
@@ -105,6 +118,8 @@ class SlotsOfTokens:
         rows: number of rows of each.
         slots: `[layers * B, S, n]`, for `n` tokens, with the rows of all layers, layer by layer.
     """
+
+    places: Sequence[tuple[Tensor, ...]] = ()
 
     def __init__(self, columns: Columns, layout: Dense | Segments, rows: int, slots: Tensor) -> None:
         self.by_token: list[list[tuple[str, tuple[Tensor, ...]]]] = []
@@ -129,6 +144,35 @@ class SlotsOfTokens:
                     before, views = places, places.narrow(2, token, 1).split(rows)
                 of_token.append((name, views))
             self.by_token.append(of_token)
+
+
+class PlacesOfTokens:
+    """As `SlotsOfTokens`, of tokens that wait for their codes: their places among the tokens that are not rounded.
+
+    Attributes:
+        by_token, put, dim: see `SlotsOfTokens`.
+        places: for each token, what `Exact.slots` of each layer is when it has come.
+
+    Args:
+        exact: those of all layers, with the rows of all of them.
+        rows, slots: see `SlotsOfTokens`.
+    """
+
+    def __init__(self, exact: Exact, rows: int, slots: Tensor) -> None:
+        places, after = exact.upcoming(slots)
+        self.places = [of_token.split(rows) for of_token in after.movedim(2, 0).contiguous().unbind(0)]
+        self.by_token: list[list[tuple[str, tuple[Tensor, ...]]]] = []
+        self.put, self.dim = Tensor.index_copy_ if rows == 1 else Tensor.scatter_, 2
+        for of_token in places.mT.contiguous().unbind(0):
+            if rows == 1:
+                views = of_token.split(1)
+                self.by_token.append([("keys", views), ("values", views)])
+                continue
+            index = [
+                (name, of_token[:, None, None, None].expand(-1, states.shape[1], 1, states.shape[3]).split(rows))
+                for name, states in (("keys", exact.keys), ("values", exact.values))
+            ]
+            self.by_token.append(index)
 
 
 @dataclass(eq=False)

@@ -1,5 +1,6 @@
 """Tokens in few bits."""
 
+from copy import copy
 from functools import partial
 from math import prod
 
@@ -106,4 +107,5 @@ class FewBits:
         few = prod(columns["key_codes"].shape[:-1]) < FEW
         if not readable or (few and not fuses() and not fused.available(like.device)):
             return None
-        return partial(fused.attend, InCodes(self.codecs, columns, columns.beside, held, visible()))
+        here = InCodes(self.codecs, copy(columns), columns.beside, held, visible())  # a copy that holds no reader
+        return partial(fused.attend, here) if torch.compiler.is_compiling() else fused.CodesReader(here)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..attention.weights import Logits
 from ..store.exact import Exact
+from ..tensors.parts import tensors_of
 from . import native
 from .codec import Codec
 from .in_codes import InCodes
@@ -31,6 +32,40 @@ def attend(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) ->
     if mask is None and held.visible is not None:
         mask = held.visible.repeat_interleave(query.shape[1] // held.visible.shape[1], 1)[:, :, None]
     return (read if obstacle(held, query) is None else InCodes.read)(held, query, mask, logits)
+
+
+class CodesReader:
+    """`attend` to these codes, whose call in C is prepared once, while tensors stay where they are; a `Reader`.
+
+    Args:
+        held: the codes.
+    """
+
+    def __init__(self, held: InCodes) -> None:
+        self._held, self._sinks = held, None
+        self._prepared: native.Prepared | None = None
+        self._kind: tuple[object, ...] | None = None
+        parts = *(held.columns[name] for name in _COLUMNS), *tensors_of(held.exact), *(held.columns.layout.bounds or ())
+        self._may = held.visible is None and all([part.is_cpu and part.is_contiguous() for part in parts])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CodesReader, (self._held,)
+
+    def __call__(self, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
+        if mask is None and self._may and not query.requires_grad:
+            if (query.shape, query.dtype, logits.scaling, logits.softcap) != self._kind or logits.sinks is not self._sinks:
+                self._prepare(query, logits)
+            if self._prepared is not None:
+                return self._prepared(query)
+        return attend(self._held, query, mask, logits)
+
+    def _prepare(self, query: Tensor, logits: Logits) -> None:
+        self._kind, self._sinks = (query.shape, query.dtype, logits.scaling, logits.softcap), logits.sinks
+        self._prepared = None
+        contiguous = logits.sinks is None or logits.sinks.is_contiguous()
+        if contiguous and obstacle(self._held, query) is None:
+            arguments = _arguments_of(self._held, query, None, logits)
+            self._prepared = native.Prepared(query, None, [0, 0, 0], *arguments[2:])
 
 
 def prepare(device: torch.device) -> None:
@@ -106,10 +141,14 @@ def read(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> T
     call = native.launch if query.device.type == "cpu" else launch
     if torch.compiler.is_compiling():
         call = torch.ops.hf_paged_eviction.attend_to_codes
+    return call(*_arguments_of(held, query, mask, logits))
+
+
+def _arguments_of(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> tuple[Any, ...]:
     columns, bounds = held.columns, held.columns.layout.bounds or (None, None)
     parts = [columns[name].contiguous() for name in _COLUMNS]
     sizes = held.slots, columns.shape[2]
-    return call(*_arguments(held.codecs, parts, held.exact, bounds, query, mask, logits, sizes))
+    return _arguments(held.codecs, parts, held.exact, bounds, query, mask, logits, sizes)
 
 
 def read_records(

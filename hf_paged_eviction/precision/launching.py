@@ -210,7 +210,12 @@ def _kernels() -> Any:
 
 def output_of(query: Tensor, exact: list[Tensor]) -> Tensor:
     """`[batch, 1, query_heads, dim]`, to be written."""
-    return query.new_empty((query.shape[0], 1, query.shape[1], exact[2].shape[-1]))
+    return query.new_empty(output_shape(query, exact))
+
+
+def output_shape(query: Tensor, exact: list[Tensor]) -> tuple[int, ...]:
+    """Of `output_of`."""
+    return query.shape[0], 1, query.shape[1], exact[2].shape[-1]
 
 
 def _plane(bits: int, dim: int) -> int:

@@ -13,12 +13,13 @@ import warnings
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .codec import packed_width
-from .launching import WARPS, Sizes, of_mask, output_of
+from .launching import WARPS, Sizes, of_mask, output_shape
 
 _SOURCE = Path(__file__).with_name("attend.c")
 #: Sums may be taken in any order; numbers that are infinite or none stay what they are.
@@ -135,41 +136,100 @@ def launch(
             per query head.
         TypeError: a tensor is of a type, or on a device, that the function does not read.
     """
-    if not all(bits) or None in turns:
-        raise ValueError(f"Attention in C reads keys and values in few bits, with mixed channels; they have {bits}.")
-    if isinstance(library := _library(), str):
-        raise RuntimeError(f"Attention in C cannot run: {library}.")
-    sizes = Sizes.of(query, columns, exact, bounds, slots)
-    if max(sizes.key_dim, sizes.value_dim) > max(WARPS):
-        raise ValueError(f"Attention in C reads heads of at most {max(WARPS)} channels.")
-    if sinks is not None and sinks.shape != query.shape[1:2]:
-        raise ValueError(f"There must be one sink for each of {query.shape[1]} query heads, got {list(sinks.shape)}.")
-    key_codes, key_levels, value_codes, value_levels, positions = columns
-    wide = query.float()
-    output = output_of(wide, exact)
-    if mask is not None and mask.dtype != torch.bool:
-        mask = mask.float()  # before it is expanded, which would change its strides
-    mask, *strides = of_mask(mask, query, slots).values()
-    shown, bias = (mask, None) if mask is not None and mask.dtype == torch.uint8 else (None, mask)
-    floats = (part if part is None else part.float() for part in (wide, *exact[1:], *turns, *turning, sinks, bias))
-    codes = key_codes, value_codes, key_levels, value_levels, positions if positions.shape[-1] else None
-    # They are kept until the function has returned.
-    tensors = [
-        _readable(*pair) for pair in zip(_POINTERS, (*floats, shown, *codes, exact[0], *bounds, records), strict=False)
-    ]
-    call = _Call(
-        *(None if part is None else part.data_ptr() for part in tensors),
-        None,
-        output.data_ptr(),
-        *(sizes.sets, sizes.heads, sizes.group, sizes.together, sizes.places, sizes.key_dim, sizes.value_dim, *bits),
-        *(*map(packed_width, (sizes.key_dim, sizes.value_dim), bits), slots, set_slots, *strides, *layout),
-        scaling,
-        softcap or 0.0,
+    mask_as = _as_floats_or_bytes(mask)
+    mask, *strides = of_mask(mask_as, query, slots).values()
+    call = Prepared(
+        query, mask, strides, sinks, columns, exact, bounds, turns, turning, layout, bits, slots, set_slots, scaling,
+        softcap, records,
     )
-    scratch = query.new_empty(library.scratch_size(ctypes.byref(call)), dtype=torch.float32)
-    call.scratch = scratch.data_ptr()
-    library.attend(ctypes.byref(call))
-    return output.to(query.dtype)
+    return call(query)
+
+
+def _as_floats_or_bytes(mask: Tensor | None) -> Tensor | None:
+    """Before it is expanded, which would change its strides."""
+    return mask if mask is None or mask.dtype == torch.bool else mask.float()
+
+
+class Prepared:
+    """A `_Call` whose tensors are filled in, for any number of queries like this one: only the addresses of queries and
+    output change. It is valid as long as no tensor is replaced; what is written to them counts.
+
+    Args:
+        query, mask, strides: mask and its strides as `of_mask` makes them.
+        sinks: and the others as in `launch`.
+    """
+
+    def __init__(
+        self,
+        query: Tensor,
+        mask: Tensor | None,
+        strides: list[int],
+        sinks: Tensor | None,
+        columns: list[Tensor],
+        exact: list[Tensor],
+        bounds: list[Tensor | None],
+        turns: list[Tensor | None],
+        turning: list[Tensor | None],
+        layout: list[int],
+        bits: list[int],
+        slots: int,
+        set_slots: int,
+        scaling: float,
+        softcap: float | None,
+        records: Tensor | None = None,
+    ) -> None:
+        if not all(bits) or None in turns:
+            raise ValueError(f"Attention in C reads keys and values in few bits, with mixed channels; they have {bits}.")
+        if isinstance(library := _library(), str):
+            raise RuntimeError(f"Attention in C cannot run: {library}.")
+        sizes = Sizes.of(query, columns, exact, bounds, slots)
+        if max(sizes.key_dim, sizes.value_dim) > max(WARPS):
+            raise ValueError(f"Attention in C reads heads of at most {max(WARPS)} channels.")
+        if sinks is not None and sinks.shape != query.shape[1:2]:
+            raise ValueError(
+                f"There must be one sink for each of {query.shape[1]} query heads, got {list(sinks.shape)}."
+            )
+        key_codes, key_levels, value_codes, value_levels, positions = columns
+        shown, bias = (mask, None) if mask is not None and mask.dtype == torch.uint8 else (None, mask)
+        given = (*exact[1:], *turns, *turning, sinks, bias)
+        floats = [part if part is None else part.float() for part in given]
+        codes = key_codes, value_codes, key_levels, value_levels, positions if positions.shape[-1] else None
+        names = _POINTERS[1 : -len(("scratch", "output"))]
+        # They are kept as long as the call.
+        self._kept = [_readable(*pair) for pair in zip(names, (*floats, shown, *codes, exact[0], *bounds, records), strict=True)]
+        # What had to be converted is converted again for each query.
+        self._converted = [
+            (copy, part) for copy, part in zip(self._kept, given, strict=False)
+            if part is not None and copy is not None and part.dtype != copy.dtype
+        ]
+        self._call = call = _Call(
+            None,
+            *(None if part is None else part.data_ptr() for part in self._kept),
+            None,
+            None,
+            *(sizes.sets, sizes.heads, sizes.group, sizes.together, sizes.places, sizes.key_dim, sizes.value_dim, *bits),
+            *(*map(packed_width, (sizes.key_dim, sizes.value_dim), bits), slots, set_slots, *strides, *layout),
+            scaling,
+            softcap or 0.0,
+        )
+        self._scratch = query.new_empty(library.scratch_size(ctypes.byref(call)), dtype=torch.float32)
+        call.scratch = self._scratch.data_ptr()
+        self._attend, self._at = library.attend, ctypes.byref(call)
+        self._shape, self._dtype, self._fresh = output_shape(query, exact), query.dtype, True
+
+    def __call__(self, query: Tensor) -> Tensor:
+        if self._fresh:
+            self._fresh = False
+        else:
+            for copy, part in self._converted:
+                copy.copy_(part)
+        wide = query if self._dtype == torch.float32 else query.float()
+        wide = wide.contiguous()
+        output = wide.new_empty(self._shape)
+        call = self._call
+        call.query, call.output = wide.data_ptr(), output.data_ptr()
+        self._attend(self._at)
+        return output if self._dtype == torch.float32 else output.to(self._dtype)
 
 
 def _readable(name: str, tensor: Tensor | None) -> Tensor | None:

@@ -162,6 +162,16 @@ class Exact:
                 states = torch.where(real.view(-1, *[1] * (states.ndim - 1)), states, held.gather(2, at))
             held.scatter_(2, at, states)
 
+    def upcoming(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """What `put` will do with the next tokens of every row, all of them real and at most `newest`, for these slots
+        `[B, 1 or H, n]`: their places `[B, n]`, and `slots` after each of them, `[B, H, n, W]`."""
+        steps, width = torch.arange(slots.shape[-1], device=slots.device), self.slots.shape[-1]
+        places = self._place_of(self.count[:, None] + steps)
+        taken = (places[..., None] == torch.arange(width, device=slots.device))[:, None]
+        gone = (taken | (slots[..., None] == self.slots[:, :, None])).cumsum(2) > 0
+        new = (taken * (slots[..., None] - EMPTY)).cumsum(2) + EMPTY  # each place is taken once
+        return places, torch.where(gone, new, self.slots[:, :, None])
+
     def _place_of(self, positions: Tensor) -> Tensor:
         """Where tokens at these positions lie, as long as they do."""
         newest, first = self.newest, self.slots.shape[-1] - self.newest

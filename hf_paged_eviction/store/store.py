@@ -336,7 +336,7 @@ class Store:
             The newest tokens of this store and of the others, as they were before.
         """
         stores = [self, *together]
-        exact = self.exact if not together else map_tensors(_one_behind_the_other, *(store.exact for store in stores))
+        exact = joined([store.exact for store in stores])
         new = exact.newest_tokens()
         rows, columns = len(self.exact.count), self.coder.encode(new.keys, new.values, new.positions, exact)
         newest, codes = split_rows(new, rows), {name: states.split(rows) for name, states in columns.items()}
@@ -446,5 +446,6 @@ def _like_saved(saved: SavedState, beside: SavedState | None) -> KeysValues:
     return like[0][:, :, :0], like[1][:, :, :0]
 
 
-def _one_behind_the_other(*rows: Tensor) -> Tensor:
-    return torch.cat(rows)
+def joined(parts: Sequence[Exact]) -> Exact:
+    """The rows of all of these, one behind the other."""
+    return parts[0] if len(parts) == 1 else map_tensors(lambda *rows: torch.cat(rows), *parts)
