@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..store.segments import Segments
-from ..store.store import joined
 from ..table.joint import Joint
 from ..table.victims import asks, choose
 from ..tensors.graphs import static_zeros
@@ -99,7 +98,7 @@ class Group:
         if not self.layers[0].store.rounds:
             slots = SlotsOfTokens(columns, self._layout, self.rows, next_slots)
         elif self._one_kind:
-            slots = PlacesOfTokens(joined([layer.store.exact for layer in self.layers]), self.rows, next_slots)
+            slots = PlacesOfTokens([layer.store.exact for layer in self.layers], self.rows, next_slots)
         else:
             for layer in self.layers:
                 layer.may_fill = False

@@ -106,9 +106,9 @@ class Plan:
 
     def encode_blocks(self) -> None:
         """Make the codes of the newest block of all layers at once, as soon as the last of them has filled it."""
-        uncoded = [layer for layer in self.layers if layer.store.uncoded]
-        if all(map(block_waits, uncoded)):
-            encode(*uncoded)
+        # The last layer first: in most calls it still waits for its token.
+        if all(not layer.store.uncoded or block_waits(layer) for layer in reversed(self.layers)):
+            encode(*self.layers)
 
     # ---- between compiled steps -----------------------------------------------------------------------------------
 

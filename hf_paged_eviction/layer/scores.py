@@ -24,7 +24,8 @@ def in_slots(state: LayerState, slots: Tensor | None) -> Tensor:
             _score_newest(state, store_to_encode.exact.newest_tokens())
         return table.scores if slots is None else table.scores.gather(-1, slots)
     if slots is None:
-        positions, keys, values = table.positions, *store.read(table.held)
+        read = store.read if state.needs.reads_values else store.read_keys
+        positions, keys, values = table.positions, *read(table.held)
     else:
         positions, keys, values = table.positions.gather(-1, slots), *store.at(slots)
     observer = None if recorder is None else recorder.observer
@@ -85,13 +86,13 @@ def block_waits(state: LayerState) -> bool:
 
 def encode(*layers: LayerState) -> None:
     """Score and encode the single tokens of these layers that are not encoded yet, of layers that are alike at once."""
-    waiting = [(layer, store) for layer in layers if (store := uncoded(layer)) is not None]
-    while waiting:
-        first = waiting[0][1]
-        alike = [pair for pair in waiting if first.encodes_like(pair[1])]
-        waiting = [pair for pair in waiting if pair not in alike]
-        newest = first.encode([store for _, store in alike[1:]])
-        for (layer, _), new in zip(alike, newest, strict=True):
+    kinds: dict[tuple[object, ...], list[LayerState]] = {}
+    for layer in layers:
+        if layer.store.uncoded:
+            kinds.setdefault(layer.store.coded_kind, []).append(layer)
+    for alike in kinds.values():
+        newest = alike[0].store.encode([layer.store for layer in alike[1:]])
+        for layer, new in zip(alike, newest, strict=False) if alike[0].early else ():
             _score_newest(layer, new)
 
 

@@ -1,7 +1,7 @@
 """Where single tokens are written: until a block is full, nothing has to be decided."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -154,12 +154,14 @@ class PlacesOfTokens:
         places: for each token, what `Exact.slots` of each layer is when it has come.
 
     Args:
-        exact: those of all layers, with the rows of all of them.
+        of_layers: those of each layer.
         rows, slots: see `SlotsOfTokens`.
     """
 
-    def __init__(self, exact: Exact, rows: int, slots: Tensor) -> None:
-        places, after = exact.upcoming(slots)
+    def __init__(self, of_layers: Sequence[Exact], rows: int, slots: Tensor) -> None:
+        exact = of_layers[0]
+        count, held = torch.cat([one.count for one in of_layers]), torch.cat([one.slots for one in of_layers])
+        places, after = replace(exact, count=count, slots=held).upcoming(slots)
         self.places = [of_token.split(rows) for of_token in after.movedim(2, 0).contiguous().unbind(0)]
         self.by_token: list[list[tuple[str, tuple[Tensor, ...]]]] = []
         self.put, self.dim = Tensor.index_copy_ if rows == 1 else Tensor.scatter_, 2

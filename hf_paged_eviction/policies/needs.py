@@ -45,6 +45,8 @@ class Needs:
         window: how many of the last queries of a forward of several tokens are observed; None = all. All queries of
             decoded tokens are observed, a block at a time.
         observes_decode: False if the queries of decoded tokens are not observed.
+        reads_values: False if `score` never reads values. Of tokens in few bits they are not decoded then, and
+            `ScoreContext.values` may have no channels.
         reads_weights: False if `observe` never reads `attention.weights`. The queries of a long prompt then come in few
             large pieces.
 
@@ -69,6 +71,7 @@ class Needs:
     window: int | None = None
     observes_decode: bool = True
     reads_weights: bool = True
+    reads_values: bool = True
 
     def __post_init__(self) -> None:
         for kind in ("token_statistics", "row_statistics"):
@@ -113,4 +116,5 @@ class Needs:
             window=None if None in windows else max((size for size in windows if size is not None), default=None),
             observes_decode=any(part.observes_decode for part in watching) or not watching,
             reads_weights=any(part.reads_weights for part in watching) or not watching,
+            reads_values=any(part.reads_values for part in parts) or not parts,
         )

@@ -78,12 +78,15 @@ class Codec:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.bits}, turned={self.turned})"
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Equal for codecs that make the same codes of the same states. Codecs of another package may differ in
+        anything."""
+        return (self.bits, self.turned, self.centred, id(self.rotary)) if type(self) is Codec else (id(self),)
+
     def alike(self, other: "Codec") -> bool:
-        """Whether both make the same codes of the same states. Codecs of another package may differ in anything."""
-        if self is other or not type(self) is type(other) is Codec:
-            return self is other
-        mine, its = ((codec.bits, codec.turned, codec.centred) for codec in (self, other))
-        return mine == its and self.rotary is other.rotary
+        """Whether both make the same codes of the same states."""
+        return self.kind == other.kind
 
     def shapes(self, like: Tensor, slots: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of `Codes.packed` and `Codes.levels` for `slots` tokens of states like these."""

@@ -84,21 +84,18 @@ class FewBits:
 
     def decode(self, columns: States, exact: Exact | None) -> KeysValues:
         """See `Coder.decode`; always new tensors."""
+        return self._decode(0, columns, exact), self._decode(1, columns, exact)
+
+    def decode_keys(self, columns: States, exact: Exact | None) -> Tensor:
+        """The first of `decode`."""
+        return self._decode(0, columns, exact)
+
+    def _decode(self, place: int, columns: States, exact: Exact | None) -> Tensor:
         if exact is None:
             raise RuntimeError("The cache is empty: run a forward first.")
-        keys, values = (
-            codec.decode(
-                Codes(columns[f"{part}_codes"], columns[f"{part}_levels"]),
-                like.shape[-1],
-                like.dtype,
-                statistics,
-                columns["positions"],
-            )
-            for part, codec, like, statistics in zip(
-                _PARTS, self.codecs, (exact.keys, exact.values), exact.row_statistics(), strict=True
-            )
-        )
-        return keys, values
+        part, like, statistics = _PARTS[place], (exact.keys, exact.values)[place], exact.row_statistics()[place]
+        codes = Codes(columns[f"{part}_codes"], columns[f"{part}_levels"])
+        return self.codecs[place].decode(codes, like.shape[-1], like.dtype, statistics, columns["positions"])
 
     def reader(self, columns: Columns, like: Tensor, held: int | None, visible: Visible) -> Reader | None:
         """See `Coder.reader`; None for latents and for codes of another package, which attention on codes does not

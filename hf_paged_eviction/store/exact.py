@@ -278,12 +278,12 @@ class Exact:
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
-    def write_over(self, keys: Tensor, values: Tensor) -> None:
-        """Write these tokens over their slots in decoded states `[B, H, held, dim]`."""
+    def write_over(self, *decoded: Tensor) -> None:
+        """Write these tokens over their slots in decoded keys, and values, `[B, H, held, dim]`."""
         places = torch.arange(self.slots.shape[-1], device=self.slots.device)
         place, any_held = self._shown(places.expand_as(self.slots))
         slots = self.slots.gather(-1, place).clamp_min(0)
-        for read, exact in ((keys, self.keys), (values, self.values)):
+        for read, exact in zip(decoded, (self.keys, self.values), strict=False):
             states = torch.where(any_held[..., None], gather_slots(exact, place), read[:, :, :1])
             read.scatter_(2, slot_index(slots, read), states)
 

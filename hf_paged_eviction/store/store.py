@@ -14,6 +14,7 @@ from .arriving import StateKind
 from .coders import Coder, KeysValues, Plain, Visible
 from .columns import Columns, gather_slots, slot_index
 from .exact import Exact, Newest
+from .segments import Segments
 from .tensors import byte_count
 
 
@@ -51,6 +52,7 @@ class Store:
         rounds, rerotation: those of the coder.
         columns: what is stored.
         uncoded: number of newest tokens that are not encoded yet.
+        all_came: whether none of these was a pad in some row, and none was restored.
         dtype, device: dtype and device of keys and values; None before the first forward.
 
     Args:
@@ -65,7 +67,7 @@ class Store:
         self.columns = Columns(fixed, self.rounds, ragged)  # hidden slots are also decoded
         self.dtype: torch.dtype | None = None
         self.device: torch.device | None = None
-        self.uncoded = 0
+        self.uncoded, self.all_came = 0, True
 
     # ---- what there is --------------------------------------------------------------------------------------------
 
@@ -190,7 +192,7 @@ class Store:
         held = self.columns.tensors
         if not (held and least <= self.slots <= most and self._fits(keys, values)):
             self.make(keys, values, least)
-        self.uncoded = 0
+        self.uncoded, self.all_came = 0, True
         if self.rounds:
             self.exact.clear()
 
@@ -240,6 +242,19 @@ class Store:
         if self.rounds and held != 0:
             self.exact.write_over(*states)
         return states
+
+    def read_keys(self, held: int | None = None) -> KeysValues:
+        """Like `read`, but if the store `rounds`, values without channels, which need not be decoded."""
+        if not self.rounds:
+            return self.read(held)
+        columns = self.columns
+        names = ("key_codes", "key_levels", "positions")
+        keys = self.coder.decode_keys(
+            columns.layout.first({name: columns[name] for name in names}, held), columns.beside
+        )
+        if held != 0:
+            self.exact.write_over(keys)
+        return keys, keys[..., :0]
 
     def at(self, slots: Tensor) -> KeysValues:
         """Like `read`, for the slots `[batch, 1 or kv_heads, n]`."""
@@ -325,39 +340,44 @@ class Store:
         """Called on the host of a store that `rounds`, after `write`; `real`: see `overwrite`."""
         self.exact.counted(real)
         self.uncoded += 1
+        self.all_came = self.all_came and real is None
 
     def encode(self, together: "Sequence[Store]" = ()) -> list[Newest]:
         """Write the codes of the single tokens that are not encoded yet.
 
         Args:
-            together: further stores whose tokens are encoded in the same operations, see `encodes_like`.
+            together: further stores whose tokens are encoded in the same operations, see `coded_kind`.
 
         Returns:
             The newest tokens of this store and of the others, as they were before.
         """
         stores = [self, *together]
-        exact = joined([store.exact for store in stores])
+        exact, rows = joined([store.exact for store in stores]), len(self.exact.count)
         new = exact.newest_tokens()
-        rows, columns = len(self.exact.count), self.coder.encode(new.keys, new.values, new.positions, exact)
-        newest, codes = split_rows(new, rows), {name: states.split(rows) for name, states in columns.items()}
-        for at, (store, own) in enumerate(zip(stores, newest, strict=True)):
-            store.columns.overwrite(own.slots, {name: states[at] for name, states in codes.items()}, own.waits)
+        codes = self.coder.encode(new.keys, new.values, new.positions, exact)
+        if all([store.uncoded == exact.newest and store.all_came for store in stores]):
+            _write_all(stores, new.slots, codes, rows)
+        else:
+            of_each = {name: states.split(rows) for name, states in codes.items()}
+            for at, (store, own) in enumerate(zip(stores, split_rows(new, rows), strict=True)):
+                store.columns.overwrite(own.slots, {name: states[at] for name, states in of_each.items()}, own.waits)
+        for store in stores:
             store.exact.coded.copy_(store.exact.count)
-            store.uncoded = 0
-        return newest
+            store.uncoded, store.all_came = 0, True
+        return split_rows(new, rows)
 
-    def encodes_like(self, other: "Store") -> bool:
-        """Whether tokens of both stores can be encoded in the same operations."""
-        codecs = zip(self.coder.codecs, other.coder.codecs, strict=True)
-        return all(mine.alike(its) for mine, its in codecs) and all(
-            (mine.shape, mine.dtype, mine.device) == (its.shape, its.dtype, its.device)
-            for mine, its in zip(self.exact.tensors(), other.exact.tensors(), strict=True)
-        )
+    @property
+    def coded_kind(self) -> tuple[object, ...]:
+        """Equal for stores whose tokens can be encoded in the same operations."""
+        exact, codecs = self.exact, self.coder.codecs
+        states = exact.keys.shape, exact.values.shape, exact.keys.dtype, exact.keys.device, exact.newest
+        return (*[getattr(codec, "kind", id(codec)) for codec in codecs], *states, self.columns.layout.lengths is None, *self.columns.tensors)
 
     def vacate(self, gone: Tensor) -> None:
         """Called when the tokens in these slots, `[batch, sets, held]` bool, are removed."""
         if self.rounds:
             self.exact.vacate(gone)
+            self.all_came = False
 
     def reorder(self, order: Tensor) -> None:
         """Reorder the first slots by `order` `[batch, sets, held]`."""
@@ -428,7 +448,7 @@ class Store:
         slots = saved.number("slots", held, held if ragged else most)
         self.dtype, self.device = keys.dtype, saved.device
         self.make(keys.to(saved.device), values.to(saved.device), 0 if ragged else slots)
-        self.uncoded = saved.number("uncoded", 0, size - 1 if self.rounds else 0)
+        self.uncoded, self.all_came = saved.number("uncoded", 0, size - 1 if self.rounds else 0), False
         if saved.has("rerotated") and self.rerotation is not None:
             self._add_rerotated()
         self.columns.load_state(saved, held, beside)
@@ -448,4 +468,25 @@ def _like_saved(saved: SavedState, beside: SavedState | None) -> KeysValues:
 
 def joined(parts: Sequence[Exact]) -> Exact:
     """The rows of all of these, one behind the other."""
-    return parts[0] if len(parts) == 1 else map_tensors(lambda *rows: torch.cat(rows), *parts)
+    if len(parts) == 1:
+        return parts[0]
+    newest, *names = vars(parts[0])
+    return Exact(parts[0].newest, *[torch.cat([vars(part)[name] for part in parts]) for name in names])
+
+
+def _write_all(stores: Sequence[Store], slots: Tensor, codes: dict[str, Tensor], rows: int) -> None:
+    """Write codes `[stores * rows, sets, n, ...]` to these slots."""
+    layout = stores[0].columns.layout
+    if isinstance(layout, Segments):
+        places = Segments.joined([store.columns.layout for store in stores]).places(slots).flatten()  # type: ignore[misc]
+        size = len(places) // len(stores)
+        for name, states in codes.items():
+            for store, at, own in zip(stores, places.split(size), states.flatten(0, 2).split(size), strict=True):
+                store.columns.tensors[name].index_copy_(0, at, own)
+        return
+    for name, index in layout.index(slots, codes).items():
+        if index.ndim == 1:  # of one store
+            stores[0].columns.tensors[name].index_copy_(2, index, codes[name])
+            continue
+        for store, at, own in zip(stores, index.split(rows), codes[name].split(rows), strict=True):
+            store.columns.tensors[name].scatter_(2, at, own)
