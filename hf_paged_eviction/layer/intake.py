@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ..attention.in_order import InOrder, note
 from ..queries.observer import Queries
 from ..queries.recorder import QueryRecorder
 from ..queries.ring import QueryRing
@@ -114,8 +115,11 @@ def _use_then_evict(state: LayerState, plan: Plan, new_keys: Tensor, new_values:
     real = state.padding.columns(seen, seen + count, keys.shape[0], keys.device)
     if state.recording or (recorder is not None and (count > 1 or overflows(state, count))):
         shown = state.shown_with(held, new_keys, new_values, real)
+        if count > 1 and held and real is None and state.own_mask and not needs_gradient:
+            _note_order(state, table, shown[0], held, count)
         # They are committed as soon as attention has come; and encoding, or a change of dtype, would change them.
-        stays = not (state.recording or state.store.rounds) and keys is new_keys and values is new_values
+        encodes = state.store.rounds and (count == 1 or state.store.uncoded)
+        stays = not (state.recording or encodes) and keys is new_keys and values is new_values
         state.pending, state.fill = Pending(keys, values, real, shown if stays else None), None
         return shown
     if count == 1 or (seen and not needs_gradient and not state.store.rounds):
@@ -126,6 +130,14 @@ def _use_then_evict(state: LayerState, plan: Plan, new_keys: Tensor, new_values:
     attended = state.shown_with(held, new_keys, new_values)
     take(state, plan, keys, values, real)
     return attended
+
+
+def _note_order(state: LayerState, table: BlockTable, shown: Tensor, held: int, count: int) -> None:
+    """Note on keys for attention that its queries see all held tokens, if that is known without reading a tensor."""
+    lengths = state.store.columns.layout.lengths
+    whole = table.all_used if lengths is not None else table.all_real
+    if whole and shown.is_cpu and not state.action.reads:
+        note(shown, InOrder(held, count, lengths))
 
 
 def _shown(state: LayerState, keys: Tensor, values: Tensor, in_place: bool) -> States:

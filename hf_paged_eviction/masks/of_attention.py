@@ -89,7 +89,7 @@ def mask_of_call(
     noted: _OwnMask | None = getattr(key, "own_mask", None)
     if noted is not None:
         if not tokens:
-            _check_own_mask(mask)
+            check_own_mask(mask)
         return None if noted.mask is None else noted.mask[:, :, -count:], True
     if mask is None:
         # Some models drop all queries of a prompt but the last ones (gemma4).
@@ -108,11 +108,11 @@ def _own_mask(mask: Tensor | None, owner: MaskOwner, count: int) -> Tensor | Non
     # In this order: compiled code would otherwise be bound to how many tokens are held.
     if getattr(mask, "of_other_tokens", False) and not owner.held:
         return mask  # nothing was held before: the model's mask fits, and it may see more than causality
-    _check_own_mask(mask)
+    check_own_mask(mask)
     return owner.mask(count)
 
 
-def _check_own_mask(mask: Tensor | None) -> None:
+def check_own_mask(mask: Tensor | None) -> None:
     if mask is not None and not getattr(mask, "of_paged_eviction", False):
         raise ValueError(
             "This model or call brings an attention mask of its own making (tokens of an image that see each other, in "

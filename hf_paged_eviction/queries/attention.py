@@ -16,10 +16,20 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
 
+from ..attention.in_order import noted
 from ..attention.in_place import carried
 from ..attention.parts import Part, Read, join, read
 from ..attention.weights import Logits
-from ..masks.of_attention import additive, as_bias, biased, is_causal, marked_mask, mask_of_call, per_query_head
+from ..masks.of_attention import (
+    additive,
+    as_bias,
+    biased,
+    check_own_mask,
+    is_causal,
+    marked_mask,
+    mask_of_call,
+    per_query_head,
+)
 from ..tensors.autocast import autocast_on, without_autocast
 from ..tensors.graphs import leave_graphs
 from .arguments import check_understood
@@ -104,7 +114,16 @@ def paged_eviction_attention(
         query = query.to(key.dtype)
     queries = Queries(query, key, Logits(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux))
     causal = is_causal(module, kwargs)
-    mask, is_own = mask_of_call(attention_mask, owner, query, key, causal)
+    order = noted(key)
+    if order is None:
+        mask, is_own = mask_of_call(attention_mask, owner, query, key, causal)
+    else:
+        check_own_mask(attention_mask)
+        if dropout or softcap is not None or s_aux is not None or not order.readable(query, key, value):
+            mask, order = order.mask(key, query.shape[2]), None
+        else:
+            mask = None
+        is_own = True
     if is_own:  # some models work `is_causal` out from the mask that was not used
         causal = kwargs["is_causal"] = False
     bias = beside = weights = None
@@ -115,6 +134,8 @@ def paged_eviction_attention(
         beside = owner.extra_attention(queries, value)
     if not key.shape[2]:
         output = _read_in_place(module, owner, queries, mask, dropout)
+    elif order is not None:
+        output = order.read(query, key, value, queries.logits.scaling)
     elif beside is not None:
         output = _joined(queries, Part(key, value, as_bias(mask, key)), beside, dropout)
     elif softcap is not None or s_aux is not None:
