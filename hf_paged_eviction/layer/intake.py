@@ -3,6 +3,7 @@
 `kv_unchanged` is that of the layer, see `KeyOwner`.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -150,9 +151,10 @@ def _shown(state: LayerState, keys: Tensor, values: Tensor, in_place: bool) -> S
 
 
 def _carrier(state: LayerState, keys: Tensor, table: BlockTable) -> Tensor | None:
-    """See `Store.carrier`. None also where observers, or what is attended to beside the keys, need all of them."""
+    """See `Store.carrier`. None also where observers, or what is attended to beside the keys, need all of them; of a
+    store that rounds, observers get decoded keys from `_observe`."""
     observed = state.needs.queries and table.counters.may_fill_block
-    if state.action.reads or observed or torch.compiler.is_compiling():
+    if state.action.reads or (observed and not state.store.rounds) or torch.compiler.is_compiling():
         return None
     recorder = state.recorder
     hides = state.own_mask and recorder is not None and not table.all_used
@@ -194,6 +196,8 @@ def _observe(state: LayerState, plan: Plan, recorder: QueryRecorder, queries: Qu
     recorder.expects = False
     if state.pending is None:
         plan.count_step()
+        if not queries.key.shape[2] and state.known.counters.may_fill_block:
+            queries = replace(queries, key=state.store.read_keys(state.held)[0])
         recorder.observe_step(state.known, queries)
         return
     recorder.queries = queries

@@ -265,7 +265,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
                 rounds, observes = state.store.rounds, False
                 if recorder is not None:
                     recorder.real, recorder.arriving, recorder.expects = None, 1, True
-                    observes = self._asks and state.known.counters.may_fill_block  # where all keys are needed
+                    # Where all keys are needed; decoded ones come later.
+                    observes = not rounds and self._asks and state.known.counters.may_fill_block
                 elif not rounds:
                     return attended
                 if rounds and state.store.uncoded == state.known.block_size:

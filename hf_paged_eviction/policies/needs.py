@@ -116,5 +116,4 @@ class Needs:
             window=None if None in windows else max((size for size in windows if size is not None), default=None),
             observes_decode=any(part.observes_decode for part in watching) or not watching,
             reads_weights=any(part.reads_weights for part in watching) or not watching,
-            reads_values=any(part.reads_values for part in parts) or not parts,
         )
