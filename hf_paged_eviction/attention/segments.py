@@ -1,6 +1,7 @@
 """Attention of single queries to keys and values in segments of different length, without a padded copy."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,6 +9,41 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from .parts import Part, join, read
 from .weights import Logits
+
+
+class SegmentsReader:
+    """`InSegments.read`, by one prepared call of a function in C where that can be; a `Reader`.
+
+    Args:
+        held: the segments.
+        bounds: see `Segments`.
+    """
+
+    def __init__(self, held: "InSegments", bounds: tuple[Tensor, Tensor]) -> None:
+        self._held, self._bounds, self._prepared, self._kind = held, bounds, None, None
+        parts = held.keys, held.values, *bounds
+        kind = held.keys.dtype == held.values.dtype and held.keys.dtype in (torch.float32, torch.bfloat16)
+        self._may = held.visible is None and kind and all([part.is_cpu and part.is_contiguous() for part in parts])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SegmentsReader, (self._held, self._bounds)
+
+    def __call__(self, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
+        plain = self._may and not torch.compiler.is_compiling() and not query.requires_grad
+        if plain and logits.softcap is None and logits.sinks is None:
+            if (query.shape, query.dtype, logits.scaling) != self._kind:
+                self._prepare(query, logits)
+            if self._prepared is not None:
+                return self._prepared(query)
+        return self._held.read(query, mask, logits)
+
+    def _prepare(self, query: Tensor, logits: Logits) -> None:
+        from ..precision import native
+
+        self._kind, self._prepared = (query.shape, query.dtype, logits.scaling), None
+        if query.dtype == self._held.keys.dtype and native.missing() is None:
+            states = self._held.keys, self._held.values
+            self._prepared = native.PreparedPlain(query, *states, self._bounds, logits.scaling)
 
 
 @dataclass(frozen=True)

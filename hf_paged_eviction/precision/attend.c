@@ -370,3 +370,57 @@ void attend(const Call *call) {
     for (int64_t item = 0; item < items; item++) read_part(call, item / parts * call->together, item % parts);
     for (int64_t query = 0; query < queries; query++) join(call, query / call->group, query % call->group);
 }
+
+/* ---- tokens as they came ---- */
+
+/* Attention of one query per row and query head to segments of keys and values in float32 or bfloat16 (`narrow`). */
+typedef struct {
+    const float *query;
+    const void *keys, *values;
+    const int64_t *starts, *lengths;
+    float *output;
+    int64_t sets, group, key_dim, value_dim, narrow;
+    double scaling;
+} Plain;
+
+static inline void widen(float *target, const uint16_t *source, int64_t count) {
+    for (int64_t at = 0; at < count; at++) target[at] = from_bits((uint32_t)source[at] << 16);
+}
+
+static inline void read_plain(const Plain *call, int64_t set, int64_t key_dim, int64_t dim) {
+    int64_t group = call->group, start = call->starts[set], length = call->lengths[set];
+    float logits[group * TILE], sums[group * 2], rows[call->narrow ? TILE * (key_dim > dim ? key_dim : dim) : 1];
+    const float *query = call->query + set * group * key_dim;
+    float *output = call->output + set * group * dim, scaling = (float)call->scaling;
+    memset(output, 0, group * dim * sizeof(float));
+    for (int64_t member = 0; member < group; member++) sums[2 * member] = LOWEST, sums[2 * member + 1] = 0.0f;
+    for (int64_t tile = 0; tile < length; tile += TILE) {
+        int64_t count = least(TILE, length - tile), first = start + tile;
+        const float *keys = (const float *)call->keys + first * key_dim;
+        const float *values = (const float *)call->values + first * dim;
+        if (call->narrow) widen(rows, (const uint16_t *)call->keys + first * key_dim, count * key_dim), keys = rows;
+        for (int64_t at = 0; at < count; at++)
+            for (int64_t member = 0; member < group; member++)
+                logits[member * TILE + at] = scaling * dot(query + member * key_dim, keys + at * key_dim, key_dim);
+        if (call->narrow) widen(rows, (const uint16_t *)call->values + first * dim, count * dim), values = rows;
+        for (int64_t member = 0; member < group; member++) {
+            float *weights = logits + member * TILE, *sum = output + member * dim;
+            float factor = weigh(weights, sums + 2 * member, sums + 2 * member + 1, count);
+            for (int64_t at = 0; at < dim; at++) sum[at] *= factor;
+            int64_t at = 0;
+            for (; at + 4 <= count; at += 4) add_four(sum, weights + at, values + at * dim, dim);
+            for (; at < count; at++) add_scaled(sum, weights[at], values + at * dim, dim);
+        }
+    }
+    for (int64_t member = 0; member < group; member++)
+        for (int64_t at = 0; at < dim; at++) output[member * dim + at] /= sums[2 * member + 1];
+}
+
+void attend_plain(const Plain *call) {
+#pragma omp parallel for if (call->sets > 1)
+    for (int64_t set = 0; set < call->sets; set++) {
+        if (call->key_dim == 64 && call->value_dim == 64) read_plain(call, set, 64, 64);
+        else if (call->key_dim == 128 && call->value_dim == 128) read_plain(call, set, 128, 128);
+        else read_plain(call, set, call->key_dim, call->value_dim);
+    }
+}

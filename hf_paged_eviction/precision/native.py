@@ -94,7 +94,7 @@ def _compiled(compiler: list[str], target: Path) -> ctypes.CDLL | str:
         if ran.returncode == 0:
             library = ctypes.CDLL(str(target))
             library.scratch_size.restype = ctypes.c_int64
-            library.attend.restype = None
+            library.attend.restype = library.attend_plain.restype = None
             return library
     return _refused(ran.stderr.decode("utf-8", "replace").strip()[-500:])
 
@@ -227,6 +227,48 @@ class Prepared:
         wide = wide.contiguous()
         output = wide.new_empty(self._shape)
         call = self._call
+        call.query, call.output = wide.data_ptr(), output.data_ptr()
+        self._attend(self._at)
+        return output if self._dtype == torch.float32 else output.to(self._dtype)
+
+
+class _Plain(ctypes.Structure):
+    """`Plain` of `attend.c`."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "starts", "lengths", "output")),
+        *((name, ctypes.c_int64) for name in ("sets", "group", "key_dim", "value_dim", "narrow")),
+        ("scaling", ctypes.c_double),
+    ]
+
+
+class PreparedPlain:
+    """Attention of single queries to segments of keys and values as they came, as `Prepared`.
+
+    Args:
+        query: `[rows, query_heads, 1, dim]`, such as will come.
+        keys, values: `[total, dim]`, float32 or bfloat16, contiguous, of the dtype of the queries.
+        bounds: see `Segments`, contiguous.
+        scaling: of logits.
+    """
+
+    def __init__(
+        self, query: Tensor, keys: Tensor, values: Tensor, bounds: tuple[Tensor, Tensor], scaling: float
+    ) -> None:
+        if isinstance(library := _library(), str):
+            raise RuntimeError(f"Attention in C cannot run: {library}.")
+        sets, self._kept = bounds[0].numel(), (keys, values, *bounds)
+        pointers = None, *(part.data_ptr() for part in self._kept), None
+        narrow, dims = keys.dtype == torch.bfloat16, (keys.shape[-1], values.shape[-1])
+        self._call = _Plain(*pointers, sets, query.shape[0] * query.shape[1] // sets, *dims, narrow, scaling)
+        self._attend, self._at = library.attend_plain, ctypes.byref(self._call)
+        self._shape, self._dtype = (query.shape[0], 1, query.shape[1], dims[1]), query.dtype
+
+    def __call__(self, query: Tensor) -> Tensor:
+        """Attention of these queries, `[rows, 1, query_heads, dim]`."""
+        wide = query if self._dtype == torch.float32 else query.float()
+        wide = wide.contiguous()
+        output, call = wide.new_empty(self._shape), self._call
         call.query, call.output = wide.data_ptr(), output.data_ptr()
         self._attend(self._at)
         return output if self._dtype == torch.float32 else output.to(self._dtype)

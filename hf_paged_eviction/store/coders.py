@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ..attention.in_place import Reader
-from ..attention.segments import InSegments
+from ..attention.segments import InSegments, SegmentsReader
 from ..integration.rotary import Rotary
 from .columns import Columns, States
 from .exact import Exact
@@ -80,4 +80,5 @@ class Plain:
         lengths = columns.layout.lengths
         if lengths is None or like.device.type != "cpu":
             return None
-        return InSegments(columns["keys"], columns["values"], lengths, visible()).read
+        held, bounds = InSegments(columns["keys"], columns["values"], lengths, visible()), columns.layout.bounds
+        return held.read if bounds is None or held.visible is not None else SegmentsReader(held, bounds)
