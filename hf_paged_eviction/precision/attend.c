@@ -424,3 +424,103 @@ void attend_plain(const Plain *call) {
         else read_plain(call, set, call->key_dim, call->value_dim);
     }
 }
+
+/* ---- decoding ---- */
+
+/* The first `held` tokens of all sets in few bits, with mixed channels, decoded to `output` `[sets, room, dim]`; zeros
+ * where a set has none. `sizes` and `means` `[sets, dim]`: none if nothing was subtracted; `positions`: none if the mean
+ * does not turn. */
+typedef struct {
+    const uint8_t *codes;
+    const uint16_t *levels;
+    const float *turn, *sizes, *means, *frequencies, *signs, *scalings;
+    const int32_t *positions;
+    const int64_t *starts, *lengths;
+    float *output;
+    int64_t sets, heads, together, dim, bits, stored, held, room, set_slots, statistics;
+    int64_t pairs, pair_step, pair_offset, still;
+} Decode;
+
+typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
+
+/* `turn` times numbers, for a power of two of channels: signs, and a Hadamard matrix. */
+static inline void mix_back(float *restrict target, float *restrict numbers, const float *turn, const float *signs,
+                            int64_t dim) {
+    if (dim & (dim - 1)) {
+        for (int64_t at = 0; at < dim; at++) target[at] = dot(turn + at * dim, numbers, dim);
+        return;
+    }
+    int64_t half = 1;
+    if (dim >= 8) { /* sums and differences of neighbours within eight lanes */
+        const Eight one = {1, -1, 1, -1, 1, -1, 1, -1}, two = {1, 1, -1, -1, 1, 1, -1, -1};
+        const Eight four = {1, 1, 1, 1, -1, -1, -1, -1};
+        for (int64_t at = 0; at < dim; at += 8) {
+            Eight *lanes = (Eight *)(numbers + at), all = *lanes;
+            all = __builtin_shufflevector(all, all, 1, 0, 3, 2, 5, 4, 7, 6) + all * one;
+            all = __builtin_shufflevector(all, all, 2, 3, 0, 1, 6, 7, 4, 5) + all * two;
+            *lanes = __builtin_shufflevector(all, all, 4, 5, 6, 7, 0, 1, 2, 3) + all * four;
+        }
+        for (half = 8; half < dim; half *= 2)
+            for (int64_t block = 0; block < dim; block += 2 * half)
+                for (int64_t at = block; at < block + half; at += 8) {
+                    Eight *first = (Eight *)(numbers + at), *last = (Eight *)(numbers + at + half);
+                    Eight sum = *first + *last, difference = *first - *last;
+                    *first = sum, *last = difference;
+                }
+    }
+    for (; half < dim; half *= 2)
+        for (int64_t block = 0; block < dim; block += 2 * half)
+            for (int64_t at = block; at < block + half; at++) {
+                float sum = numbers[at] + numbers[at + half], difference = numbers[at] - numbers[at + half];
+                numbers[at] = sum, numbers[at + half] = difference;
+            }
+    for (int64_t at = 0; at < dim; at++) target[at] = numbers[at] * signs[at];
+}
+
+static inline void decode_set(const Decode *call, int64_t set, int64_t bits, int64_t dim) {
+    int64_t length = call->lengths ? least(call->lengths[set], call->held) : call->held;
+    int64_t start = call->starts ? call->starts[set] : set * call->set_slots;
+    const int32_t *positions = call->positions;
+    if (positions) positions += call->starts ? start : set / call->together * call->set_slots;
+    const float *sizes = call->sizes ? call->sizes + set * call->statistics : 0;
+    const float *mean = call->means ? call->means + set * call->statistics : 0;
+    float numbers[dim], signs[dim], cosines[TILE * (call->pairs + 1)], sines[TILE * (call->pairs + 1)];
+    float *output = call->output + set * call->room * dim;
+    for (int64_t at = 0; at < dim; at++) signs[at] = call->turn[at * dim]; /* of the constant channel, scaled */
+    for (int64_t tile = 0; tile < length; tile += TILE) {
+        int64_t count = least(TILE, length - tile);
+        for (int64_t at = 0; positions && at < count; at++)
+            for (int64_t pair = 0; pair < call->pairs; pair++)
+                wave((float)positions[tile + at] * call->frequencies[pair * call->pair_step],
+                     cosines + at * call->pairs + pair, sines + at * call->pairs + pair);
+        for (int64_t at = 0; at < count; at++) {
+            int64_t slot = start + tile + at;
+            float *own = output + (tile + at) * dim;
+            decode_row(numbers, call->codes + slot * call->stored, level_of(call->levels[slot]), bits, dim);
+            mix_back(own, numbers, call->turn, signs, dim);
+            if (!mean) continue;
+            for (int64_t channel = 0; channel < dim; channel++) own[channel] *= sizes[channel];
+            if (!positions) {
+                for (int64_t channel = 0; channel < dim; channel++) own[channel] += mean[channel];
+                continue;
+            }
+            const float *cosine = cosines + at * call->pairs, *sine = sines + at * call->pairs;
+            for (int64_t pair = 0; pair < call->pairs; pair++) {
+                int64_t one = pair * call->pair_step, other = one + call->pair_offset;
+                own[one] += call->scalings[one] * (mean[one] * cosine[pair] - mean[other] * sine[pair]);
+                own[other] += call->scalings[one] * (mean[other] * cosine[pair] + mean[one] * sine[pair]);
+            }
+            for (int64_t channel = call->still; channel < dim; channel++) own[channel] += mean[channel];
+        }
+    }
+    memset(output + length * dim, 0, (call->held - length) * dim * sizeof(float));
+}
+
+void decode(const Decode *call) {
+#pragma omp parallel for if (call->sets > 1)
+    for (int64_t set = 0; set < call->sets; set++) {
+        if (call->bits == 4 && call->dim == 64) decode_set(call, set, 4, 64);
+        else if (call->bits == 4 && call->dim == 128) decode_set(call, set, 4, 128);
+        else decode_set(call, set, call->bits, call->dim);
+    }
+}

@@ -12,7 +12,7 @@ from ..integration.rotary import Rotary
 from ..store.coders import KeysValues, Visible
 from ..store.columns import Columns, States
 from ..store.exact import Exact
-from . import fused
+from . import fused, native
 from .codec import LEVELS, Codec, Codes
 from .in_codes import InCodes, fuses
 
@@ -23,6 +23,11 @@ FIRST = 4
 FEW = 768
 #: The names of columns begin so.
 _PARTS = "key", "value"
+
+
+def fuses_not(like: Tensor) -> bool:
+    """Whether an eager call can decode in C."""
+    return like.is_cpu and not torch.compiler.is_compiling() and fused.available(like.device)
 
 
 class FewBits:
@@ -86,9 +91,33 @@ class FewBits:
         """See `Coder.decode`; always new tensors."""
         return self._decode(0, columns, exact), self._decode(1, columns, exact)
 
-    def decode_keys(self, columns: States, exact: Exact | None) -> Tensor:
-        """The first of `decode`."""
-        return self._decode(0, columns, exact)
+    def read(self, columns: Columns, held: int | None, place: int) -> Tensor:
+        """The first `held` slots (None = all) of keys (`place` 0) or values (1), decoded: `[batch, kv_heads, held,
+        dim]`; of segments, nothing beyond their ends means anything."""
+        exact, part, codec = columns.beside, _PARTS[place], self.codecs[place]
+        like, rotary = (exact.keys, exact.values)[place], codec.rotary
+        names = [f"{part}_codes", f"{part}_levels", "positions"]
+        parts = [columns.tensors[name] for name in names]
+        bounds = columns.layout.bounds or (None, None)
+        if not (type(codec) is Codec and codec.bits and codec.turned and like.dtype == torch.float32 and fuses_not(like)):
+            return self._decode(place, columns.layout.first(dict(zip(names, parts, strict=True)), held), exact)
+        if not all([one.is_contiguous() for one in (*parts, *(bounds if bounds[0] is not None else ()))]):
+            return self._decode(place, columns.layout.first(dict(zip(names, parts, strict=True)), held), exact)
+        held = columns.shape[2] if held is None else held
+        output = like.new_empty(*like.shape[:2], held, like.shape[-1])
+        of_row = exact.row_statistics()[place]
+        native.decode(
+            output,
+            held,
+            *parts[:2],
+            None if rotary is None else parts[2],
+            bounds,
+            codec.bits,
+            codec.turn(like.shape[-1], torch.float32, like.device),
+            (of_row.sizes, of_row.mean) if codec.centred else None,
+            None if rotary is None else rotary.of_channels(like.device),
+        )
+        return output
 
     def _decode(self, place: int, columns: States, exact: Exact | None) -> Tensor:
         if exact is None:

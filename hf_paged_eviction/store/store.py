@@ -238,20 +238,18 @@ class Store:
 
         Do not write to them: these are views, or decoded copies in a store that encodes tokens.
         """
-        states = self.coder.decode(self.columns.first(held), self.columns.beside)
-        if self.rounds and held != 0:
-            self.exact.write_over(*states)
-        return states
+        if not self.rounds:
+            return self.coder.decode(self.columns.first(held), None)
+        keys, values = (self.coder.read(self.columns, held, place) for place in (0, 1))
+        if held != 0:
+            self.exact.write_over(keys, values)
+        return keys, values
 
     def read_keys(self, held: int | None = None) -> KeysValues:
         """Like `read`, but if the store `rounds`, values without channels, which need not be decoded."""
         if not self.rounds:
             return self.read(held)
-        columns = self.columns
-        names = ("key_codes", "key_levels", "positions")
-        keys = self.coder.decode_keys(
-            columns.layout.first({name: columns[name] for name in names}, held), columns.beside
-        )
+        keys = self.coder.read(self.columns, held, 0)
         if held != 0:
             self.exact.write_over(keys)
         return keys, keys[..., :0]
