@@ -68,10 +68,10 @@ from .ranking import DROP, KEEP, best_within, rank_keys
 from .recipes.probe import REPEAT, check_probed, feed_probe, probe_context  # kvzip within a batch
 from .serving.layout import Layout, Shares
 from .serving.live_request import LiveRequest
-from .serving.pages import ALL, Pages
+from .serving.pages import ALL, Kept, Pages
 from .serving.request_table import RequestTable
 from .serving.setup import Setup
-from .serving.step import Step
+from .serving.step import Entry, Step
 from .store.arriving import StateKind
 from .store.columns import gather_slots, slot_index
 from .store.exact import RowStatistics
@@ -97,6 +97,7 @@ __all__ = [
     "HARMLESS",
     "HELD_OUT",
     "KEEP",
+    "Kept",
     "LEVELS",
     "NO_PROFILE",
     "PAGED_EVICTION",
@@ -112,6 +113,7 @@ __all__ = [
     "Codes",
     "Default",
     "DisposalContext",
+    "Entry",
     "EvictionAction",
     "FileKind",
     "FittedFiles",

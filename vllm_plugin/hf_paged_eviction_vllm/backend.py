@@ -15,8 +15,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from hf_paged_eviction.internals import Logits
 
-from .group import Group
-from .grouping import grouping_of
+from .group import Group, spec_of
 from .pages import LayerPages, PlainPages
 from .settings import latest, settings_of
 from .spec import EvictionSpec
@@ -46,12 +45,12 @@ class EvictingBackend(AttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
-        """See `AttentionBackend`. vLLM calls this once for each layer, in their order, and does not say for which."""
+        """See `AttentionBackend`."""
         spec = super().customize_spec(spec)
         config, settings = latest()
         if type(spec) is not FullAttentionSpec or settings is None:
             return spec
-        return grouping_of(config, settings).next(spec)
+        return spec_of(spec, config, settings)
 
 
 class Evicting(NamedTuple):
@@ -201,6 +200,6 @@ class EvictingImpl(AttentionImpl):
             self._of_set.num_heads //= pages.sets
             self._of_set.num_kv_heads //= pages.sets
         assert self.evicts is not None  # noqa: S101  (for mypy)
-        self._of_set.forward(layer, *parts, pages.layers[self.evicts].memory, metadata, out)
+        self._of_set.forward(layer, *parts, pages.memory.memory, metadata, out)
         if order is not None:
             by_set[order] = out

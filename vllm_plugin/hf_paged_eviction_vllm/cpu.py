@@ -1,5 +1,6 @@
 """`CPU_ATTN`: the kernels of vLLM for CPUs."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,10 +21,10 @@ class CpuPages(LayerPages):
     their own, which depends on the processor; it is found out by writing numbers that are known.
     """
 
-    def __init__(self, cache: Tensor, sets: int, layer: Any, dim: int) -> None:
-        super().__init__(cache, sets, layer, dim)
+    def __init__(self, caches: Sequence[Tensor], sets: int, layer: Any, dim: int) -> None:
+        super().__init__(caches, sets, layer, dim)
         self._isa, self._halves = layer.isa, self.memory.view(*self.memory.shape[:2], 2 * self.slots, dim).chunk(2, 2)
-        self._order = _order_of(self._isa, self.slots, dim, cache.dtype)
+        self._order = _order_of(self._isa, self.slots, dim, self.memory.dtype)
 
     def write(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """See `LayerPages.write`."""

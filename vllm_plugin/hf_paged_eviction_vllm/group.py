@@ -5,14 +5,13 @@ from typing import Any
 from torch import Tensor
 from vllm.model_executor.models.utils import extract_layer_index
 
-from hf_paged_eviction.internals import Layout, LiveRequest, RequestTable
+from hf_paged_eviction.internals import Layout, LiveRequest, RequestTable, Shares
 
-from .grouping import grouping_of
-from .heads import GroupShares
+from .heads import LocalShares, largest_part
 from .pages import GroupPages, LayerPages
 from .processor import options_of, planned
-from .requests import RequestOptions
 from .settings import Settings
+from .spec import EvictionSpec
 from .step import VllmStep
 
 #: vLLM puts a block that belongs to no request here, into tables of batches that it makes up.
@@ -40,19 +39,17 @@ class Group:
         self._spec, self._config, self._settings = spec, config, settings
         self._layers = {name: extract_layer_index(name) for name in names}
         self.sets, self.unequal = spec.num_kv_heads if settings.separate else 1, settings.unequal
-        needs = grouping_of(config, settings).needs(spec.block_size)
-        wrong = [index for index in self._layers.values() if needs[index] != spec.needs]
-        if wrong:
-            raise RuntimeError(
-                f"paged_eviction: layers {wrong} of this model came into another group of layers than was reckoned. "
-                'Use allocator="uniform".'
+        if self.unequal and len(names) < len(settings.layers):
+            raise ValueError(
+                "paged_eviction: layers with budgets of their own share blocks, so all that evict must be in one process "
+                'and in one group of vLLM. Use allocator="uniform".'
             )
         self._refuse(config.compilation_config.static_forward_context)
         planned.add(id(config))
         self._most = 2 * config.scheduler_config.max_num_seqs
         self._rows: dict[int, int] = {}  # by first block, least recently used first
         self._requests: dict[int, LiveRequest] = {}
-        self._shares: dict[tuple[int, bool], GroupShares] = {}
+        self._shares: dict[int, LocalShares] = {}
         self._table: RequestTable | None = None
 
     def _refuse(self, layers: Any) -> None:
@@ -119,7 +116,7 @@ class Group:
         if seen == 0:
             options = options_of(self._config, number)
             budget, spans = options.within(self._settings.sizes)
-            shares = self._shares_of(budget, options == RequestOptions())
+            shares = self._shares_of(budget)
             layout = Layout.equal(table.layers * table.sets, budget)
             request = self._requests[row] = LiveRequest(str(row), 0, shares, layout, spans, row)
             self._pages.begin(row)
@@ -132,22 +129,22 @@ class Group:
             )
         return known
 
-    def _shares_of(self, budget: int, usual: bool) -> GroupShares:
-        """The shares of requests with this budget; `usual`: they have no options of their own."""
-        if (budget, usual) not in self._shares:
+    def _shares_of(self, budget: int) -> LocalShares:
+        """The shares of requests with this budget."""
+        if budget not in self._shares:
             settings, spec, layers = self._settings, self._spec, self._settings.layers
             first = next(iter(layers.values())).state.scorer.local_heads.first_head(spec.num_kv_heads)
-            self._shares[budget, usual] = GroupShares(
+            self._shares[budget] = LocalShares(
                 settings.allocator,
                 settings.sizes_for(budget),
                 len(layers),
                 self.sets,
                 places=[[*layers].index(index) for index in self._layers.values()],
                 heads=slice(first, first + self.sets),
-                blocks=spec.chosen if usual else lambda _: spec.kept(),
+                blocks=spec.kept(budget),
                 slots=spec.block_size,
             )
-        return self._shares[budget, usual]
+        return self._shares[budget]
 
     def _make_table(self, kind: type[LayerPages], blocks: Tensor) -> RequestTable:
         """Called at the first batch, when vLLM has made its blocks."""
@@ -159,10 +156,28 @@ class Group:
             raise RuntimeError(
                 f"paged_eviction: this backend reads blocks of {slots} tokens. Start vLLM with --block-size {slots}."
             )
-        pages = [kind(layer.kv_cache, self.sets, layer, spec.head_size) for layer in layers]
-        self._pages = GroupPages(pages, self.sets, self._most, blocks.shape[1], spec.kept(), settings.unequal)
+        memory = kind([layer.kv_cache for layer in layers], self.sets, layers[0], spec.head_size)
+        width = blocks.shape[1]
+        self._pages = GroupPages(memory, len(layers), self.sets, self._most, width, spec.kept(), settings.unequal)
         own = [settings.layers[index] for index in self._layers.values()]
         self._table = RequestTable(settings.sizes, own, self._pages, self.sets)
         for place, layer in enumerate(layers):
             layer.impl.evicts = place
         return self._table
+
+
+def spec_of(spec: Any, config: Any, settings: Settings) -> EvictionSpec:
+    """The spec of a layer that evicts, for its stock spec."""
+    parts, longest, part = config.parallel_config.tensor_parallel_size, config.model_config.max_model_len, 1.0
+    heads = config.model_config.get_total_num_kv_heads()
+    if settings.unequal and settings.separate and 1 < parts <= heads:
+        part = largest_part(Shares(settings.allocator, settings.sizes, len(settings.layers), heads), heads, parts, longest)
+    return EvictionSpec.of(
+        spec,
+        sizes=settings.sizes,
+        unequal=settings.unequal,
+        part=part,
+        reserve=settings.reserve,
+        in_flight=config.max_in_flight_tokens,
+        longest=longest,
+    )

@@ -1,11 +1,11 @@
-"""The pages of sets: how the heads of a layer share its blocks.
+"""The pages of sets: how the layers and heads of a request share its blocks.
 
 A *set* is a layer's KV heads together, or one of them where heads evict for themselves. A *page* is the part of one
-block that belongs to one set. Page `number` of a request is set `number % sets` of its block `number // sets`.
+block that belongs to one set. Page `number` of a request is set `number % sets` of its block `number // sets`, with the
+sets of all layers in one row.
 """
 
 import logging
-from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -20,70 +20,73 @@ Numbers = NDArray[np.int64]
 
 
 @lru_cache(maxsize=128)
-def pages_of(limits: tuple[int, ...], sets: int, slots: int) -> Numbers:
-    """The pages of each set, `[sets of all layers, largest number]`, in the first blocks of a request.
+def pages_of(limits: tuple[int, ...], slots: int) -> Numbers:
+    """The pages of each set, `[sets, largest number]`, in the first blocks of a request.
 
-    As many blocks as there are pages for each layer. The first pages of a set are its own of each block, so nothing
-    moves while it grows. Sets that need more get those that others leave.
+    As many blocks as there are pages for each set. The first pages of a set are its own of each block, so nothing moves
+    while it grows. Sets that need more get those that others leave.
 
     Args:
-        limits: tokens of each set, layer by layer.
-        sets: sets of a layer.
+        limits: tokens of each set.
         slots: tokens of a page.
     """
-    counts = -(-np.array(limits) // slots)
-    pages = np.arange(counts.max()) * sets + np.arange(len(limits))[:, None] % sets
-    for first in range(0, len(limits), sets):
-        own = counts[first : first + sets]
-        blocks = -(-own.sum() // sets)
-        spare = [block * sets + at for block in range(blocks) for at in range(sets) if block >= own[at]]
-        for at, count in enumerate(own):
-            more = max(int(count) - blocks, 0)
-            pages[first + at, blocks : blocks + more] = spare[:more]
-            del spare[:more]
+    counts, sets = -(-np.array(limits) // slots), len(limits)
+    pages = np.arange(counts.max()) * sets + np.arange(sets)[:, None]
+    blocks = -(-counts.sum() // sets)
+    spare = np.arange(blocks * sets).reshape(blocks, sets)[np.arange(blocks)[:, None] >= counts]
+    more = np.arange(blocks, counts.max()) < counts[:, None]  # [sets, pages beyond the blocks]
+    pages[:, blocks:][more] = spare[: more.sum()]
     return pages
 
 
 def fit(limits: Numbers, blocks: int, slots: int) -> Numbers:
-    """Cut the largest sets of a layer until its pages fit into the blocks, with a line in the log.
+    """Cut the largest sets until their pages fit into the blocks, with a line in the log.
 
-    The blocks are reckoned with the server's own sizes; a request with spans of its own, or with a smaller budget, may
-    by a few tokens come to other shares. `limits` are `[layers, sets]` tokens.
+    Only where heads are divided among processes: blocks are reckoned for some lengths of text.
     """
-    most = blocks * limits.shape[1]
-    if (-(-limits // slots)).sum(-1).max() <= most:
+    most = blocks * len(limits)
+    if (-(-limits // slots)).sum() <= most:
         return limits
     limits = limits.copy()
-    for layer in limits:
-        while (-(-layer // slots)).sum() > most:
-            largest = layer.argmax()
-            layer[largest] = (-(-layer[largest] // slots) - 1) * slots
+    while (-(-limits // slots)).sum() > most:
+        largest = limits.argmax()
+        limits[largest] = (-(-limits[largest] // slots) - 1) * slots
     logger.warning("The shares of a request's heads need more than %d blocks; the largest are cut to fit.", blocks)
     return limits
 
 
-class GroupShares(Shares):
+class LocalShares(Shares):
     """The shares of the layers and heads that a group has in this process.
 
     Args:
         shares: arguments of `Shares`, for all layers that evict.
         places: the layers of the group, as indices among those.
         heads: its sets of each layer, among the KV heads of the model.
-        blocks: blocks that a request keeps after so many tokens.
+        blocks: blocks that a request keeps.
         slots: tokens of a page.
     """
 
-    def __init__(
-        self, *shares: Any, places: Sequence[int], heads: slice, blocks: Callable[[int], int], slots: int
-    ) -> None:
+    def __init__(self, *shares: Any, places: list[int], heads: slice, blocks: int, slots: int) -> None:
         super().__init__(*shares)
-        self._places, self._heads, self._blocks, self._page = places, heads, blocks, slots
+        self._places, self._local, self._blocks, self._page = places, heads, blocks, slots
 
     def limits(self, seen: int, spans: Spans) -> list[int]:
         """See `Shares.limits`."""
+        sets = self._local.stop - self._local.start
         if self._equal is not None:
-            return self._equal
-        every, sets = self.of_layers([seen], spans), self._heads.stop - self._heads.start
+            return [self.capacity] * (len(self._places) * sets)
+        every = self.of_layers([seen], spans)
         own = [every[place][0] for place in self._places]
-        rows = [share.expand(sets) if len(share) == 1 else share[self._heads] for share in own]
-        return fit(np.stack([row.numpy() for row in rows]), self._blocks(seen), self._page).ravel().tolist()
+        rows = [share.expand(sets) if len(share) == 1 else share[self._local] for share in own]
+        return fit(np.concatenate([row.numpy() for row in rows]), self._blocks, self._page).tolist()
+
+
+def largest_part(shares: Shares, heads: int, parts: int, longest: int) -> float:
+    """How much more than their number some process's heads need, of `parts`, for any of many lengths of text."""
+    lengths = np.unique(np.linspace(shares.capacity, max(longest, shares.foreseen or 0) + 1, 512, dtype=np.int64))
+    most = 1.0
+    for some in np.array_split(lengths, 4):
+        tokens = np.stack([share.expand(-1, heads).numpy() for share in shares.of_layers(some, ())])
+        of_parts = tokens.reshape(*tokens.shape[:2], parts, -1).mean((0, 3))
+        most = max(most, float(of_parts.max()) / shares.capacity)
+    return most

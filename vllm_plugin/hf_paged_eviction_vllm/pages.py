@@ -16,25 +16,33 @@ from .heads import pages_of
 
 
 class LayerPages(ABC):
-    """The blocks of one layer, as pages of the sets.
+    """The blocks of all layers that evict, as pages of the sets.
 
-    Shapes: `G` KV heads of a set, `N` slots of a page, `D` head size, `V` value size. A page is numbered
-    `block * sets + set`, a slot of it `page * N + place`.
+    Shapes: `G` KV heads of a set, `N` slots of a page, `D` head size, `V` value size. Pages are numbered by layer, block
+    and set; a slot of one is numbered `page * N + place`.
 
     Attributes:
         memory: `[pages, G, N, D + V]`, what attention is given.
 
     Args:
-        cache: the layer's cache `[blocks, KV heads, N, D + V]`, as vLLM made it.
-        sets: number of sets.
-        layer: the attention layer.
+        caches: the cache of each layer `[blocks, KV heads, N, D + V]`, as vLLM made it.
+        sets: number of sets of a layer.
+        layer: an attention layer.
         dim: `D`.
     """
 
-    def __init__(self, cache: Tensor, sets: int, layer: Any, dim: int) -> None:
-        blocks, heads, slots, content = cache.shape
-        # Heads of a set may lie apart; then the view fails, and vLLM says which layout there is.
-        self.memory = cache.view(blocks * sets, heads // sets, slots, content) if sets > 1 else cache
+    def __init__(self, caches: Sequence[Tensor], sets: int, layer: Any, dim: int) -> None:
+        first = min(caches, key=lambda cache: cache.storage_offset())
+        blocks, heads, slots, content = first.shape
+        page, starts = first.stride(0) // sets, [cache.storage_offset() - first.storage_offset() for cache in caches]
+        together = {cache.untyped_storage().data_ptr() for cache in caches}
+        if len(together) > 1 or any(start % page for start in starts) or first.stride(1) * heads > page * sets * slots:
+            raise RuntimeError("paged_eviction: the layers of this backend do not lie one behind the other.")
+        if sets > 1 and first.stride(1) * (heads // sets) != page:
+            raise RuntimeError("paged_eviction: blocks of this backend are not laid out by heads.")
+        self.starts = [start // page for start in starts]
+        shape = (max(self.starts) + blocks * sets, heads // sets, slots, content)
+        self.memory = first.as_strided(shape, (page, *first.stride()[1:]))
         self.slots, self.dim, self.layer = slots, dim, layer
 
     @abstractmethod
@@ -76,11 +84,12 @@ class GroupPages(Pages):
     """The blocks of the layers of a group, see `Pages`. Rows are those of requests; `W` pages of a set at most.
 
     Attributes:
-        layers: the blocks of each layer.
+        memory: the blocks of all layers.
         blocks: `[R, width]` int32, blocks of each request, as of the present forward.
         own: `[R, Q, W]` int32, see `pages_of`; None if all sets are equal: then each has its page of every block.
 
     Args:
+        layers: number of layers.
         sets: sets of a layer.
         rows: `R`.
         width: most blocks of a request, those of new tokens included.
@@ -89,39 +98,43 @@ class GroupPages(Pages):
     """
 
     def __init__(
-        self, layers: Sequence[LayerPages], sets: int, rows: int, width: int, kept: int, unequal: bool
+        self, memory: LayerPages, layers: int, sets: int, rows: int, width: int, kept: int, unequal: bool
     ) -> None:
-        self.layers, self.sets, self.slots = layers, sets, layers[0].slots
-        memory = layers[0].memory
-        self.device, self._of_layer = memory.device, len(memory) * self.slots
-        self.size = self._of_layer * len(layers)
-        self._sets = torch.arange(len(layers) * sets, device=self.device)
+        self.memory, self.sets, self.slots = memory, sets, memory.slots
+        self.device = memory.memory.device
+        self.size = len(memory.memory) * self.slots
+        self._all = layers * sets
+        self._numbered = torch.arange(self._all, device=self.device)
+        self._starts = torch.tensor(memory.starts, device=self.device).repeat_interleave(sets) + self._numbered % sets
         self.blocks = torch.zeros(rows, width, dtype=torch.int32, device=self.device)
         self.own: Tensor | None = None
         if unequal:
-            self._equal = torch.arange(kept * sets, device=self.device) * sets + self._sets[:, None] % sets
-            self.own = self._equal.int().repeat(rows, 1, 1)
+            self.own = self._equal(kept).repeat(rows, 1, 1)
+
+    def _equal(self, width: int, first: int = 0) -> Tensor:
+        """Pages of sets that have one of every block."""
+        return (torch.arange(first, width, device=self.device) * self._all + self._numbered[:, None]).int()
 
     def begin(self, number: int) -> None:
         """A request takes a row."""
         if self.own is not None:
-            self.own[number] = self._equal
+            self.own[number] = self._equal(self.own.shape[-1])
 
     def give(self, number: int, limits: Sequence[int], sets: slice = ALL) -> None:
         """See `Pages.give`."""
-        if self.own is not None:
-            pages = torch.from_numpy(pages_of(tuple(limits), self.sets, self.slots)[sets])
-            self.own[number, sets, : pages.shape[1]] = pages.to(self.device)
+        if self.own is None:
+            return
+        pages = torch.from_numpy(pages_of(tuple(limits), self.slots)[sets])
+        have, width = self.own.shape[-1], pages.shape[1]
+        if width > have:
+            more = self._equal(width, have).expand(len(self.own), -1, -1)
+            self.own = torch.cat([self.own, more], dim=-1)
+        self.own[number, sets, :width] = pages.to(self.device, torch.int32)
 
     def places(self, rows: Tensor, at: Tensor, sets: slice | Tensor = ALL) -> Tensor:
         """See `Pages.places`."""
-        pages = self._of_requests(rows, self._numbers(rows, at // self.slots, self._sets[sets]))
-        return self.places_in(pages, at % self.slots, sets)
-
-    def places_in(self, pages: Tensor, at: Tensor, sets: slice | Tensor = ALL) -> Tensor:
-        """The places `at` in these pages."""
-        before = self._sets[sets] // self.sets * self._of_layer
-        return before[:, None] + pages * self.slots + at
+        pages = self._of_requests(rows, self._numbers(rows, at // self.slots, self._numbered[sets]))
+        return pages * self.slots + at % self.slots
 
     def while_reading(self, rows: Tensor, at: Tensor, held: Tensor, seen: Tensor, chooses: Tensor) -> Tensor:
         """The `at`-th pages `[n, Q, m]` of sets, in a forward: those they hold, then those of blocks of new tokens.
@@ -133,36 +146,34 @@ class GroupPages(Pages):
             seen: `[n]` tokens seen before.
             chooses: `[n]` bool, whether new tokens are more than fit. If not, they come into the pages of the set.
         """
-        own, numbers = -(-held // self.slots)[..., None], self._numbers(rows, at, self._sets)
+        own, numbers = -(-held // self.slots)[..., None], self._numbers(rows, at, self._numbered)
         new = (seen // self.slots)[:, None, None].maximum(own) + at - own
         beyond = (at >= own) & chooses[:, None, None]
-        return self._of_requests(rows, torch.where(beyond, new * self.sets + self._sets[:, None] % self.sets, numbers))
+        return self._of_requests(rows, torch.where(beyond, new * self._all + self._numbered[:, None], numbers))
 
     def _numbers(self, rows: Tensor, at: Tensor, sets: Tensor) -> Tensor:
         """Numbers of the `at`-th pages of these sets."""
         if self.own is None:
-            return at * self.sets + sets[:, None] % self.sets
+            return at * self._all + sets[:, None]
         return self.own[rows[:, None, None], sets[:, None], at.clamp_max(self.own.shape[-1] - 1)].long()
 
     def _of_requests(self, rows: Tensor, numbers: Tensor) -> Tensor:
         """The pages with these numbers `[n or 1, ., .]` of requests."""
-        at = (numbers // self.sets).clamp_max(self.blocks.shape[1] - 1)
-        return self.blocks[rows[:, None, None], at].long() * self.sets + numbers % self.sets
+        at, sets = (numbers // self._all).clamp_max(self.blocks.shape[1] - 1), numbers % self._all
+        return self.blocks[rows[:, None, None], at].long() * self.sets + self._starts[sets]
 
     def write(self, layer: int, places: Tensor, states: tuple[Tensor, ...]) -> None:
         """See `Pages.write`."""
-        keys, values = states
-        self.layers[layer].write(keys, values, places - layer * self._of_layer)
+        self.memory.write(*states, places)
 
     def read(self, layer: int, places: Tensor) -> tuple[Tensor, Tensor]:
         """See `Pages.read`."""
-        states = self.layers[layer].read_slots(places.flatten() - layer * self._of_layer)
+        states = self.memory.read_slots(places.flatten())
         keys, values = (part.view(*places.shape, *part.shape[1:]).transpose(2, 3).flatten(1, 2) for part in states)
         return keys, values
 
     def read_first(self, layer: int, places: Tensor) -> tuple[Tensor, Tensor]:
         """See `Pages.read_first`: whole pages, which are faster."""
-        pages = (places[..., :: self.slots] - layer * self._of_layer) // self.slots  # [n, S, m]
-        states = self.layers[layer].read(pages)  # [n, S, m, G, N, D]
+        states = self.memory.read(places[..., :: self.slots] // self.slots)  # [n, S, m, G, N, D]
         keys, values = (part.transpose(2, 3).flatten(3, 4).flatten(1, 2) for part in states)
         return keys[:, :, : places.shape[-1]], values[:, :, : places.shape[-1]]

@@ -1,8 +1,7 @@
 """The scheduler's side: how many blocks a request owns. Counts decide; nothing comes back from the workers."""
 
-from bisect import bisect_right
 from dataclasses import dataclass, fields
-from math import inf
+from math import gcd
 from typing import Any
 
 from vllm.utils.math_utils import cdiv
@@ -17,22 +16,23 @@ from .requests import RequestOptions
 
 @dataclass(frozen=True, kw_only=True)
 class EvictionSpec(FullAttentionSpec):
-    """A layer that evicts. Layers with equal specs share a table of blocks.
+    """A layer that evicts. All such layers have one table of blocks, and share what a request owns.
 
     Attributes:
         sizes: budget of a request.
-        needs: pairs of a length of text, rising, and the blocks that a request needs from that length on, once its
-            sets have chosen their tokens. Empty where all sets are equal.
-        foreseen: length of text by which sets choose if single tokens have filled them; None = they stay equal.
+        unequal: whether layers or heads hold different numbers of tokens.
+        part: largest part of the budget that the heads of one process need, times the number of processes.
         reserve: see `Settings`.
         in_flight: most tokens that are scheduled and not yet computed.
+        longest: most tokens of a request.
     """
 
     sizes: BlockBudget
-    needs: tuple[tuple[int, int], ...]
-    foreseen: int | None
+    unequal: bool
+    part: float
     reserve: bool
     in_flight: int
+    longest: int
 
     @classmethod
     def of(cls, spec: FullAttentionSpec, **more: Any) -> "EvictionSpec":
@@ -50,19 +50,15 @@ class EvictionSpec(FullAttentionSpec):
         """See `KVCacheSpec.is_uniform_with_collection`."""
         return all(spec == self for spec in kv_cache_specs.values())
 
-    @property
-    def equal(self) -> int:
-        """Blocks of a request whose sets are equal."""
-        return int(cdiv(self.sizes.capacity, self.block_size))
+    def kept(self, budget: int | None = None) -> int:
+        """Blocks that a request keeps, whatever its length.
 
-    def chosen(self, length: int) -> int:
-        """Blocks that a request keeps whose sets have chosen at this length of text."""
-        place = bisect_right(self.needs, length, key=lambda need: need[0])
-        return self.needs[max(place - 1, 0)][1] if self.needs else self.equal
-
-    def kept(self, length: float = inf) -> int:
-        """Most blocks that a request keeps until it has read this text; its sets may choose after any token."""
-        return max([self.equal, *(blocks for begin, blocks in self.needs if begin <= length)])
+        Sets hold whole blocks of eviction and take whole pages, so each leaves less than a page unused; all sets of a
+        request together hold its budget.
+        """
+        tokens = self.sizes.capacity if budget is None else budget
+        unused = self.block_size - gcd(self.sizes.block_size, self.block_size) if self.unequal else 0
+        return int(cdiv(int(tokens * self.part) + unused, self.block_size))
 
     def most_blocks(self, tokens: int) -> int:
         """Largest number of blocks of a request with at most so many tokens, while a chunk is read included."""
@@ -75,21 +71,17 @@ class EvictionSpec(FullAttentionSpec):
         return most
 
 
-@dataclass
+@dataclass(frozen=True)
 class Claim:
     """The blocks of a request.
 
     Attributes:
         kept: number of its first blocks that it keeps.
         most: largest number of blocks that it will ever need outside of chunks.
-        text: tokens that it reads before it generates, or one more than its budget if it fills that by single tokens.
-        chosen: its tokens when its sets chose last.
     """
 
     kept: int
     most: int
-    text: int
-    chosen: int
 
 
 class EvictionManager(FullAttentionManager):
@@ -102,19 +94,20 @@ class EvictionManager(FullAttentionManager):
 
     def __init__(self, kv_cache_spec: EvictionSpec, *args: Any, **kwargs: Any) -> None:
         super().__init__(kv_cache_spec, *args, **kwargs)
+        self.enable_caching = True  # shows each request to `cache_blocks`, with --no-enable-prefix-caching too
         self.claims: dict[str, Claim] = {}
 
-    def claim(self, request_id: str, text: float = inf) -> Claim:
-        """The claim of a request; if vLLM has not shown it yet, that of one with so many tokens."""
-        kept = self.kv_cache_spec.kept(text)
-        return self.claims.get(request_id) or Claim(kept, kept + 1, 0, 0)
+    def claim(self, request_id: str) -> Claim:
+        """The claim of a request; if vLLM has not shown it yet, the largest one."""
+        return self.claims.get(request_id) or self._claim(self.kv_cache_spec.kept(), self.kv_cache_spec.longest)
+
+    def _claim(self, kept: int, longest: int) -> Claim:
+        return Claim(kept, min(kept + 1, cdiv(min(longest, self.kv_cache_spec.longest), self.block_size)))
 
     def get_num_blocks_to_allocate(
         self,
         request_id: str,
         num_tokens: int,
-        new_computed_blocks: Any,
-        total_computed_tokens: int,
         *args: Any,
         apply_admission_cap: bool = False,
         **kwargs: Any,
@@ -122,16 +115,12 @@ class EvictionManager(FullAttentionManager):
         """See `SingleTypeKVCacheManager`. With `apply_admission_cap` the request is about to be admitted."""
         spec = self.kv_cache_spec
         if not apply_admission_cap:
-            if request_id in self.claims and num_tokens > max(total_computed_tokens + 1, spec.sizes.capacity):
-                self.claims[request_id].chosen = num_tokens
-            return super().get_num_blocks_to_allocate(  # type: ignore[no-any-return]
-                request_id, num_tokens, new_computed_blocks, total_computed_tokens, *args, **kwargs
-            )
+            return super().get_num_blocks_to_allocate(request_id, num_tokens, *args, **kwargs)  # type: ignore[no-any-return]
         if not spec.reserve:
             return int(spec.most_blocks(num_tokens)) - self._owned(request_id)
         others = self.req_to_blocks.keys() - {request_id}
         still = sum(max(self.claim(other).most - self._owned(other), 0) for other in others)
-        own = self.claim(request_id, num_tokens).most - self._owned(request_id)
+        own = self.claim(request_id).most - self._owned(request_id)
         return own + still + (cdiv(spec.in_flight, spec.block_size) if others else 0)
 
     def _owned(self, request_id: str) -> int:
@@ -141,12 +130,8 @@ class EvictionManager(FullAttentionManager):
         self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
     ) -> None:
         """See `SingleTypeKVCacheManager`."""
-        claim = self.claim(request_id)
-        if 0 < claim.text <= processed_computed_tokens:  # its sets have chosen for the last time
-            before, claim.kept = claim.kept, self.kv_cache_spec.chosen(claim.chosen)
-            claim.most, claim.text = min(claim.most, claim.kept + 1), 0
-            self._remove_blocks_in_range(request_id, claim.kept, before)  # vLLM frees those behind up to a gap alone
-        self._remove_blocks_in_range(request_id, claim.kept, processed_computed_tokens // self.block_size)
+        last = processed_computed_tokens // self.block_size
+        self._remove_blocks_in_range(request_id, self.claim(request_id).kept, last)
 
     @classmethod
     def find_longest_cache_hit(cls, *args: Any, **kwargs: Any) -> tuple[tuple[list[Any], ...], int]:
@@ -156,25 +141,10 @@ class EvictionManager(FullAttentionManager):
 
     def cache_blocks(self, request: Any, num_tokens: int, *args: Any, **kwargs: Any) -> None:
         """Nothing is cached, but here a manager is shown a request, and what it asks for."""
-        if request.request_id in self.claims:
-            return
-        spec, text = self.kv_cache_spec, request.num_tokens
-        options = RequestOptions.of(request.sampling_params.extra_args)
-        budget, _ = options.within(spec.sizes)
-        longest, chosen = request.num_prompt_tokens + request.max_tokens, num_tokens
-        if not spec.needs:
-            kept, text = cdiv(budget, self.block_size), 0
-        elif options != RequestOptions():  # its shares are its own: the workers fit them into what all may keep
-            kept, text = spec.kept(), 0
-        elif text > budget:
-            kept = spec.kept(text)
-        elif spec.foreseen is None or longest <= budget:
-            kept, text = spec.equal, 0
-        else:
-            text, chosen = budget + 1, spec.foreseen
-            kept = max(spec.equal, spec.chosen(chosen))
-        most = min(kept + 1, cdiv(longest, self.block_size))
-        self.claims[request.request_id] = Claim(kept, most, text, chosen)
+        if request.request_id not in self.claims:
+            budget, _ = RequestOptions.of(request.sampling_params.extra_args).within(self.kv_cache_spec.sizes)
+            longest = request.num_prompt_tokens + request.max_tokens
+            self.claims[request.request_id] = self._claim(self.kv_cache_spec.kept(budget), longest)
 
     def pop_blocks_for_free(self, request_id: str) -> list[Any]:
         """See `SingleTypeKVCacheManager`."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_paged_eviction.internals import Logits, Queries, RequestTable, Step
+from hf_paged_eviction.internals import Entry, Kept, Layout, LiveRequest, Logits, Queries, RequestTable, Step
 
 from .heads import Numbers
 from .pages import GroupPages
@@ -44,6 +44,7 @@ class VllmStep(Step):
         super().__init__(request_table)
         self.pages = pages
         self._places = torch.empty(0, device="cpu")
+        self._later: list[tuple[LiveRequest, int, Kept]] = []
 
     # ---- the host's part ------------------------------------------------------------------------------------------
 
@@ -65,7 +66,7 @@ class VllmStep(Step):
             held, chooses = table.held_in(rows, seen), chooses > 0
             at = torch.where(chooses[:, None], held + new[:, None], at)[..., None]
             pages = self.pages.while_reading(rows, at // self.pages.slots, held, seen, chooses)
-            places = self.pages.places_in(pages, at % self.pages.slots)
+            places = pages * self.pages.slots + at % self.pages.slots
         else:
             places = self.pages.places(rows, at[..., None])
         table.positions[places] = (seen + new)[:, None, None].expand_as(places)
@@ -140,6 +141,17 @@ class VllmStep(Step):
             elif entry.count == 1 and observes:
                 key = keys[entry.tokens].transpose(0, 1)[None]
                 self._see_single(entry.request, layer, Queries(own, key, logits))
-        for entry in self.entries if layer == table.layers - 1 else ():
-            if entry.layout is not None:
-                table.give(entry.request, entry.layout)
+        if layer == table.layers - 1:
+            for entry in self.entries:
+                if entry.layout is not None:
+                    table.give(entry.request, entry.layout)
+            for request, place, kept in self._later:
+                table.put(request, place, kept)
+            self._later.clear()
+
+    def _keep(self, entry: Entry, layer: int, layout: Layout, kept: Kept) -> None:
+        """See `Step._keep`. Pages that a layer is given may hold tokens that a layer behind it has still to read."""
+        if self.pages.own is None:
+            super()._keep(entry, layer, layout, kept)
+        else:
+            self._later.append((entry.request, layer, kept))
