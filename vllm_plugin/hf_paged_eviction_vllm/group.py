@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from vllm.model_executor.models.utils import extract_layer_index
 
@@ -9,8 +10,9 @@ from hf_paged_eviction.internals import Layout, LiveRequest, RequestTable, Share
 
 from .heads import LocalShares, largest_part
 from .pages import GroupPages, LayerPages
-from .processor import options_of, planned
+from .processor import answer_of, options_of, planned
 from .settings import Settings
+from .snapshots import State, Undo
 from .spec import EvictionSpec
 from .step import VllmStep
 
@@ -51,6 +53,9 @@ class Group:
         self._requests: dict[int, LiveRequest] = {}
         self._shares: dict[int, LocalShares] = {}
         self._table: RequestTable | None = None
+        self._undo: Undo | None = None
+        self._answers: dict[int, Any] = {}  # by row, to tell requests apart
+        self._ended: dict[int, State] = {}  # by first block, of requests that have no row any more
 
     def _refuse(self, layers: Any) -> None:
         """Refuse models whose layers cannot evict."""
@@ -82,12 +87,13 @@ class Group:
         if not by_row and keys[0] == _NO_BLOCK:
             return None
         table = self._table or self._make_table(kind, common.block_table_tensor)
-        step, brought = VllmStep(table, self._pages), []
+        step, brought = VllmStep(table, self._pages, self._undo), []
         for number, (key, length) in enumerate(zip(keys, seen.tolist(), strict=False)):
             count = bounds[number + 1] - bounds[number]
             if count > 0:
                 row = key if by_row else self._row(key)
-                brought.append((self._request(row, length - count, key if by_row else number), number, count))
+                blocks, at = common.block_table_tensor[number], key if by_row else number
+                brought.append((self._request(row, length - count, at, blocks), number, count))
         if not brought:
             return None
         rows, numbers = [request.number for request, _, _ in brought], [number for _, number, _ in brought]
@@ -104,30 +110,62 @@ class Group:
         """
         row = self._rows.pop(key, None)
         if row is None:
-            full = len(self._rows) == self._most
-            row = self._rows.pop(next(iter(self._rows))) if full else len(self._rows)
+            self._ended.pop(key, None)
+            row = len(self._rows)
+            if row == self._most:
+                first = next(iter(self._rows))
+                row = self._rows.pop(first)
+                if self._undo is not None:
+                    self._ended[first] = self._undo.state(self._requests[row])
         self._rows[key] = row
         return row
 
-    def _request(self, row: int, seen: int, number: int) -> LiveRequest:
+    def _request(self, row: int, seen: int, number: int, blocks: Tensor) -> LiveRequest:
         """The request in a row, which has seen so many tokens; `number` is what the processor knows it by."""
-        table = self._table
-        assert table is not None  # noqa: S101  (for mypy)
+        known, answer = self._requests.get(row), answer_of(self._config, number)
         if seen == 0:
-            options = options_of(self._config, number)
-            budget, spans = options.within(self._settings.sizes)
-            shares = self._shares_of(budget)
-            layout = Layout.equal(table.layers * table.sets, budget)
-            request = self._requests[row] = LiveRequest(str(row), 0, shares, layout, spans, row)
-            self._pages.begin(row)
-            table.add(request, self._most)
-        known = self._requests.get(row)
+            return self._begin(row, number, answer)
+        if self._undo is not None and (known is None or known.seen != seen or self._answers.get(row) is not answer):
+            request = self._begin(row, number, answer)
+            self._go_on(request, seen, blocks)
+            return request
         if known is None or known.seen != seen:
             raise RuntimeError(
                 f"paged_eviction: a request goes on after {seen} tokens, of which {known.seen if known else 0} were "
                 "seen here. Was it moved here by a feature that loads blocks? Leave that feature out."
             )
         return known
+
+    def _begin(self, row: int, number: int, answer: Any) -> LiveRequest:
+        """A request takes a row."""
+        table = self._table
+        assert table is not None  # noqa: S101  (for mypy)
+        options = options_of(self._config, number)
+        budget, spans = options.within(self._settings.sizes)
+        layout = Layout.equal(table.layers * table.sets, budget)
+        request = LiveRequest(str(row), 0, self._shares_of(budget), layout, spans, row)
+        self._requests[row], self._answers[row] = request, answer
+        self._pages.begin(row)
+        table.add(request, self._most)
+        return request
+
+    def _go_on(self, request: LiveRequest, seen: int, blocks: Tensor) -> None:
+        """A request goes on from a snapshot, which vLLM has copied to its blocks."""
+        table, undo, at = self._table, self._undo, seen // self._spec.block_size
+        assert table is not None and undo is not None  # noqa: S101  (for mypy)
+        self._pages.blocks[request.number] = blocks.int()
+        if seen <= request.capacity:  # nothing was evicted, so all is in the order of the text
+            text, rows = torch.arange(seen, device=table.device), torch.tensor([request.number], device=table.device)
+            places = self._pages.places(rows, text[None, None])
+            table.positions[places] = text.expand_as(places)
+            request.seen = seen
+            return
+        source = int(blocks[at - 1])
+        row = self._rows.get(source)
+        state = self._ended.get(source) if row is None else undo.state(self._requests[row])
+        if state is None:
+            raise RuntimeError(f"paged_eviction: a request goes on from block {source}, which is not known here.")
+        undo.take_back(request, state, seen)
 
     def _shares_of(self, budget: int) -> LocalShares:
         """The shares of requests with this budget."""
@@ -161,6 +199,8 @@ class Group:
         self._pages = GroupPages(memory, len(layers), self.sets, self._most, width, spec.kept(), settings.unequal)
         own = [settings.layers[index] for index in self._layers.values()]
         self._table = RequestTable(settings.sizes, own, self._pages, self.sets)
+        if spec.snapshots:
+            self._undo = Undo(self._table, self._pages, spec.kept(), self._most)
         for place, layer in enumerate(layers):
             layer.impl.evicts = place
         return self._table
@@ -180,4 +220,5 @@ def spec_of(spec: Any, config: Any, settings: Settings) -> EvictionSpec:
         reserve=settings.reserve,
         in_flight=config.max_in_flight_tokens,
         longest=longest,
+        snapshots=settings.snapshots and len(settings.layers) == config.model_config.get_num_layers(config.parallel_config),
     )

@@ -136,6 +136,16 @@ class GroupPages(Pages):
         pages = self._of_requests(rows, self._numbers(rows, at // self.slots, self._numbered[sets]))
         return pages * self.slots + at % self.slots
 
+    def places_in_block(self, rows: Tensor, block: Tensor, slot: Tensor) -> Tensor:
+        """Places `[n, Q]`: a slot in the page of each set in a block `[n]` of requests."""
+        numbers = block[:, None, None] * self._all + self._numbered[:, None]
+        return self._of_requests(rows, numbers)[..., 0] * self.slots + slot[:, None]
+
+    def places_of_blocks(self, blocks: Tensor) -> Tensor:
+        """Places `[n, Q, N]` of these blocks of vLLM `[n]`."""
+        pages = blocks.long()[:, None] * self.sets + self._starts
+        return pages[..., None] * self.slots + torch.arange(self.slots, device=self.device)
+
     def while_reading(self, rows: Tensor, at: Tensor, held: Tensor, seen: Tensor, chooses: Tensor) -> Tensor:
         """The `at`-th pages `[n, Q, m]` of sets, in a forward: those they hold, then those of blocks of new tokens.
 

@@ -20,10 +20,12 @@ class RequestOptionsProcessor(LogitsProcessor, ProcessorOfRunnerV2):
 
     Attributes:
         of_row: options by row of the batch (runner V1) or of the table of requests (V2); rows without any are missing.
+        answers: tokens generated, by row of the batch (runner V1). The list tells requests apart.
     """
 
     def __init__(self, vllm_config: Any, *_: Any) -> None:
         self.of_row: dict[int, RequestOptions] = {}
+        self.answers: dict[int, _Answer] = {}
         self._server = id(vllm_config)
         self._evicts = settings_of(vllm_config) is not None
         _OF_SERVER[self._server] = self
@@ -39,6 +41,8 @@ class RequestOptionsProcessor(LogitsProcessor, ProcessorOfRunnerV2):
             options = RequestOptions.of(sampling_params.extra_args)
         except TypeError as error:
             raise ValueError(str(error)) from error
+        if options != RequestOptions():
+            sampling_params.skip_reading_prefix_cache = True  # snapshots are those of requests without options
         _, settings = latest()
         if settings is not None:  # where this process runs the model, too
             settings.spans_of([*options.protect] or None, options.budget)
@@ -68,6 +72,7 @@ class RequestOptionsProcessor(LogitsProcessor, ProcessorOfRunnerV2):
         if batch_update is not None:
             self._check()
         process_dict_updates(self.of_row, batch_update, lambda parameters, *_: _options(parameters))
+        process_dict_updates(self.answers, batch_update, lambda _, prompt, answer: _Answer(answer))
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
         """Runner V2: a request takes a row of the table."""
@@ -77,6 +82,20 @@ class RequestOptionsProcessor(LogitsProcessor, ProcessorOfRunnerV2):
         if options is not None:
             self.of_row[req_idx] = options
         return False
+
+
+class _Answer:
+    """Vllm forgets entries that are false, as an empty list is."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+
+
+def answer_of(vllm_config: Any, row: int) -> list[int] | None:
+    """The list with the answer of the request in a row of the batch; None = not known."""
+    processor = _OF_SERVER.get(id(vllm_config))
+    known = None if processor is None else processor.answers.get(row)
+    return None if known is None else known.tokens
 
 
 def _options(parameters: Any) -> RequestOptions | None:

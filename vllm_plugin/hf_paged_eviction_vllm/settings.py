@@ -57,6 +57,11 @@ class Settings(Setup):
         """Whether layers or heads hold different numbers of tokens."""
         return not isinstance(self.allocator, Uniform)
 
+    @property
+    def snapshots(self) -> bool:
+        """Whether what a request holds can be kept: what a policy knows of queries cannot be taken back."""
+        return not self.policy.needs.queries
+
     def sizes_for(self, budget: int) -> BlockBudget:
         """As `sizes_of`, for a budget within bounds; nothing is refused any more when a request runs."""
         try:

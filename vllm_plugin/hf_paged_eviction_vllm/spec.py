@@ -12,6 +12,7 @@ from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 from hf_paged_eviction.internals import BlockBudget
 
 from .requests import RequestOptions
+from .snapshots import Snapshot, snapshots_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class EvictionSpec(FullAttentionSpec):
         reserve: see `Settings`.
         in_flight: most tokens that are scheduled and not yet computed.
         longest: most tokens of a request.
+        snapshots: whether what a request holds when it ends is kept for those that begin like it.
     """
 
     sizes: BlockBudget
@@ -33,6 +35,7 @@ class EvictionSpec(FullAttentionSpec):
     reserve: bool
     in_flight: int
     longest: int
+    snapshots: bool
 
     @classmethod
     def of(cls, spec: FullAttentionSpec, **more: Any) -> "EvictionSpec":
@@ -71,17 +74,23 @@ class EvictionSpec(FullAttentionSpec):
         return most
 
 
-@dataclass(frozen=True)
+@dataclass
 class Claim:
     """The blocks of a request.
 
     Attributes:
         kept: number of its first blocks that it keeps.
         most: largest number of blocks that it will ever need outside of chunks.
+        request: the request; None = vLLM has not shown it yet.
+        usual: whether it has no options of its own.
+        singles_from: its tokens when it last brought several at once.
     """
 
     kept: int
     most: int
+    request: Any = None
+    usual: bool = False
+    singles_from: int = 0
 
 
 class EvictionManager(FullAttentionManager):
@@ -96,6 +105,7 @@ class EvictionManager(FullAttentionManager):
         super().__init__(kv_cache_spec, *args, **kwargs)
         self.enable_caching = True  # shows each request to `cache_blocks`, with --no-enable-prefix-caching too
         self.claims: dict[str, Claim] = {}
+        self._coming: dict[str, tuple[int, int]] = {}  # tokens with those of the step, and before
 
     def claim(self, request_id: str) -> Claim:
         """The claim of a request; if vLLM has not shown it yet, the largest one."""
@@ -108,20 +118,27 @@ class EvictionManager(FullAttentionManager):
         self,
         request_id: str,
         num_tokens: int,
+        new_computed_blocks: Any,
+        total_computed_tokens: int,
         *args: Any,
         apply_admission_cap: bool = False,
         **kwargs: Any,
     ) -> int:
         """See `SingleTypeKVCacheManager`. With `apply_admission_cap` the request is about to be admitted."""
-        spec = self.kv_cache_spec
+        spec, hit = self.kv_cache_spec, new_computed_blocks
+        copied = self._get_num_evictable_blocks(hit)  # held beside their copies for a step
         if not apply_admission_cap:
-            return super().get_num_blocks_to_allocate(request_id, num_tokens, *args, **kwargs)  # type: ignore[no-any-return]
+            self._coming[request_id] = num_tokens, total_computed_tokens
+            have = len(self.req_to_blocks.get(request_id, ()))
+            if hit:
+                have, copied = total_computed_tokens // self.block_size, copied + len(hit)
+            return max(cdiv(num_tokens, self.block_size) - have, 0) + copied
         if not spec.reserve:
-            return int(spec.most_blocks(num_tokens)) - self._owned(request_id)
+            return int(spec.most_blocks(num_tokens)) - self._owned(request_id) + copied
         others = self.req_to_blocks.keys() - {request_id}
         still = sum(max(self.claim(other).most - self._owned(other), 0) for other in others)
-        own = self.claim(request_id).most - self._owned(request_id)
-        return own + still + (cdiv(spec.in_flight, spec.block_size) if others else 0)
+        own = self.claim(request_id).most - self._owned(request_id) + bool(hit)
+        return own + still + copied + (cdiv(spec.in_flight, spec.block_size) if others else 0)
 
     def _owned(self, request_id: str) -> int:
         return sum(not block.is_null for block in self.req_to_blocks.get(request_id, ()))
@@ -134,22 +151,85 @@ class EvictionManager(FullAttentionManager):
         self._remove_blocks_in_range(request_id, self.claim(request_id).kept, last)
 
     @classmethod
-    def find_longest_cache_hit(cls, *args: Any, **kwargs: Any) -> tuple[tuple[list[Any], ...], int]:
-        """Nothing: what a block holds does not follow from the text."""
-        groups = kwargs["kv_cache_group_ids"] if "kv_cache_group_ids" in kwargs else args[2]
-        return tuple([] for _ in groups), 0
+    def find_longest_cache_hit(
+        cls, block_hashes: Any, max_length: int, kv_cache_group_ids: list[int], block_pool: Any, *args: Any, **kwargs: Any
+    ) -> tuple[tuple[list[Any], ...], int]:
+        """The blocks of the longest snapshot whose text a request begins with. It will copy them."""
+        if len(kv_cache_group_ids) == 1:
+            size, known = block_pool.hash_block_size, snapshots_of(block_pool)
+            for count in range(min(max_length // size, len(block_hashes)), 0, -1):
+                snapshot = known.get(block_hashes[count - 1])
+                if snapshot is not None and snapshot.is_whole:
+                    snapshot.used += 1
+                    return (list(snapshot.blocks),), count * size
+        return tuple([] for _ in kv_cache_group_ids), 0
+
+    def add_local_computed_blocks(
+        self, request_id: str, new_computed_blocks: Any, num_local_computed_tokens: int, *args: Any, **kwargs: Any
+    ) -> None:
+        """Give a request its own copy of a snapshot. vLLM copies the blocks before the next forward."""
+        sources, own = list(new_computed_blocks), self.req_to_blocks[request_id]
+        count = num_local_computed_tokens // self.block_size
+        kept = min(self.kv_cache_spec.kept(), count)
+        if sources:
+            self.block_pool.touch(sources)  # vLLM releases both ends of a copy once it is done
+            copies = self.block_pool.get_new_blocks(len(sources))
+            for place, (source, copy) in enumerate(zip(sources, copies, strict=True)):
+                copy.ref_cnt += place < kept  # that of tokens that were overwritten later is held for a step only
+                self._pending_cow_copies.append((source, copy))
+            own.extend(copies[:kept])
+            own.extend([self._null_block] * (count - kept))
+            if count > kept:  # tells the workers whose state this is; freed as a block that is read
+                self.block_pool.touch(sources[:1])
+                own[-1] = sources[0]
+        self.num_cached_block[request_id] = len(own)
 
     def cache_blocks(self, request: Any, num_tokens: int, *args: Any, **kwargs: Any) -> None:
-        """Nothing is cached, but here a manager is shown a request, and what it asks for."""
-        if request.request_id not in self.claims:
-            budget, _ = RequestOptions.of(request.sampling_params.extra_args).within(self.kv_cache_spec.sizes)
-            longest = request.num_prompt_tokens + request.max_tokens
-            self.claims[request.request_id] = self._claim(self.kv_cache_spec.kept(budget), longest)
+        """Here a manager is shown a request, and what it asks for; blocks are cached when it ends."""
+        claim = self.claims.get(request.request_id)
+        if claim is None:
+            options = RequestOptions.of(request.sampling_params.extra_args)
+            budget, _ = options.within(self.kv_cache_spec.sizes)
+            claim = self._claim(self.kv_cache_spec.kept(budget), request.num_prompt_tokens + request.max_tokens)
+            claim.request, claim.usual = request, options == RequestOptions()
+            self.claims[request.request_id] = claim
+        tokens, before = self._coming.get(request.request_id, (0, 0))  # not rounded, as `num_tokens` may be
+        if tokens - before > 1:
+            claim.singles_from = tokens
 
     def pop_blocks_for_free(self, request_id: str) -> list[Any]:
         """See `SingleTypeKVCacheManager`."""
-        self.claims.pop(request_id, None)
+        claim = self.claims.pop(request_id, None)
+        self._coming.pop(request_id, None)
+        if claim is not None and claim.usual and self.kv_cache_spec.snapshots and self.block_pool.enable_caching:
+            self._keep_snapshot(claim)
         return super().pop_blocks_for_free(request_id)  # type: ignore[no-any-return]
+
+    def _keep_snapshot(self, claim: Claim) -> None:
+        """Make what a request holds known, as of the last whole block of its text.
+
+        Its kept blocks, and the one in which the workers have saved what tokens since then have overwritten.
+        """
+        request, size, budget = claim.request, self.block_size, self.kv_cache_spec.sizes.capacity
+        if not request.is_finished():
+            return
+        done = request.num_computed_tokens - request.num_in_flight_tokens
+        count, blocks = done // size, self.req_to_blocks.get(request.request_id, [])
+        if not 0 < count <= len(request.block_hashes):
+            return
+        if request.num_computed_tokens <= budget:
+            held = blocks[:count]
+        elif count > claim.kept and count * size >= claim.singles_from:
+            held = blocks[: claim.kept] + blocks[count : count + 1]
+        else:
+            return
+        known, text = snapshots_of(self.block_pool), request.block_hashes[count - 1]
+        before = known.get(text)
+        if any(block.is_null or block.block_hash is not None for block in held) or (before and before.is_whole):
+            return
+        if before is not None:
+            before.forget(self.block_pool)
+        known[text] = Snapshot.of(held, text, self.kv_cache_group_id, count * size, request.request_id, self.block_pool)
 
 
 def register() -> None:

@@ -15,6 +15,7 @@ from hf_paged_eviction.internals import Entry, Kept, Layout, LiveRequest, Logits
 
 from .heads import Numbers
 from .pages import GroupPages
+from .snapshots import Undo
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,12 @@ class VllmStep(Step):
     Args:
         request_table: positions, scores and victims of all live requests.
         pages: keys and values.
+        undo: saves what is overwritten, for snapshots.
     """
 
-    def __init__(self, request_table: RequestTable, pages: GroupPages) -> None:
+    def __init__(self, request_table: RequestTable, pages: GroupPages, undo: Undo | None = None) -> None:
         super().__init__(request_table)
-        self.pages = pages
+        self.pages, self._undo = pages, undo
         self._places = torch.empty(0, device="cpu")
         self._later: list[tuple[LiveRequest, int, Kept]] = []
 
@@ -54,6 +56,9 @@ class VllmStep(Step):
         self._rows = self._here([entry.request.number for entry in self.entries])
         # Some request reads a chunk beside the pages that it keeps, or longer than these.
         self._chooses = any(entry.layout is not None for entry in self.entries)
+        singles = [entry for entry in self.entries if entry.count == 1] if self._undo else []
+        if self._undo:
+            self._undo.mark([entry.request.number for entry in singles if entry.seen % self.pages.slots == 0])
         if due:
             table.choose(due)
         facts = [(entry.request.number, entry.first, entry.seen, entry.layout is not None) for entry in self.entries]
@@ -62,6 +67,10 @@ class VllmStep(Step):
         rows, first, seen, chooses = of_tokens.unbind(-1)
         new = torch.arange(self.count, device=table.device) - first
         at = table.next_in_set(rows, seen + new)
+        behind = [entry.first for entry in singles if entry.seen // self.pages.slots >= self._undo.kept]
+        if behind:
+            which = self._here(behind)
+            self._undo.save(rows[which], seen[which], at[which])
         if self._chooses:
             held, chooses = table.held_in(rows, seen), chooses > 0
             at = torch.where(chooses[:, None], held + new[:, None], at)[..., None]

@@ -1,0 +1,165 @@
+"""What ended requests hold, for those that begin like them.
+
+A *snapshot* is what a request held after the last whole block of its text. Its blocks stay where they are, as cached
+blocks of vLLM's pool, until the pool needs them; a request that begins with the same text takes a copy.
+
+Single tokens overwrite others. So what each has overwritten is saved in the block of new tokens, which is not used for
+anything else meanwhile: slot `n` of block `b` of a request holds what its token `b * slots + n` has overwritten.
+"""
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+
+from hf_paged_eviction.internals import LiveRequest, RequestTable
+
+# ---- scheduler --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Snapshot:
+    """Blocks of a request that has ended.
+
+    Attributes:
+        blocks: those that it kept, and the one with what was overwritten since.
+        keys: their names in the pool, which takes them away when it reuses a block.
+        seen: number of tokens of its text.
+        origin: id of the request.
+        used: how often it was found.
+    """
+
+    blocks: list[Any]
+    keys: list[Any]
+    seen: int
+    origin: str
+    used: int = 0
+
+    @classmethod
+    def of(cls, blocks: list[Any], text: bytes, group: int, seen: int, origin: str, pool: Any) -> "Snapshot":
+        """Make these blocks known to the pool by the hash of the text."""
+        keys = [
+            make_block_hash_with_group_id(text + b"evicted" + number.to_bytes(4, "big"), group)
+            for number in range(len(blocks))
+        ]
+        for block, key in zip(blocks, keys, strict=True):
+            pool._insert_block_hash(key, block, num_tokens=seen)
+        return cls(blocks, keys, seen, origin)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the pool has reused none of its blocks."""
+        return all(block.block_hash == key for block, key in zip(self.blocks, self.keys, strict=True))
+
+    def forget(self, pool: Any) -> None:
+        """Leave the blocks that are left to the pool."""
+        pool.evict_blocks({b.block_id for b, key in zip(self.blocks, self.keys, strict=True) if b.block_hash == key})
+
+
+_SNAPSHOTS: "weakref.WeakKeyDictionary[Any, dict[bytes, Snapshot]]" = weakref.WeakKeyDictionary()
+
+
+def snapshots_of(pool: Any) -> dict[bytes, Snapshot]:
+    """The snapshots of a pool, by the hash of their text."""
+    known = _SNAPSHOTS.setdefault(pool, {})
+    if len(known) > pool.num_gpu_blocks:  # each has a block at least
+        for text in [text for text, snapshot in known.items() if not snapshot.is_whole]:
+            del known[text]
+    return known
+
+
+# ---- workers ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class State:
+    """What a worker knows of a request beside keys, values, positions and scores.
+
+    Attributes:
+        request: the request, with the tokens it has seen.
+        blocks: `[width]` its blocks.
+        own: `[Q, W]`, see `GroupPages.own`; None if all sets are equal.
+        block: `[Q]` the blocks that are overwritten.
+        before: `[Q]` the same at the last whole block of its text.
+        log: `[slots, Q]` numbers of the tokens that were overwritten since then.
+    """
+
+    request: LiveRequest
+    blocks: Tensor
+    own: Tensor | None
+    block: Tensor
+    before: Tensor
+    log: Tensor
+
+
+class Undo:
+    """Notes what single tokens overwrite, and takes it back in a copy.
+
+    Args:
+        table: the bookkeeping of requests.
+        pages: keys and values.
+        kept: blocks that a request keeps; those behind them are free for what is overwritten.
+    """
+
+    def __init__(self, table: RequestTable, pages: Any, kept: int, rows: int) -> None:
+        self.table, self.pages, self.kept = table, pages, kept
+        sets = table.layers * table.sets
+        self.before = torch.zeros(rows, sets, dtype=torch.int64, device=table.device)
+        self.log = torch.zeros(rows, pages.slots, sets, dtype=torch.int64, device=table.device)
+
+    def mark(self, rows: list[int]) -> None:
+        """Single tokens begin a block of the text of these requests."""
+        if rows:
+            self.before[rows] = self.table.block[rows]
+
+    def save(self, rows: Tensor, seen: Tensor, at: Tensor) -> None:
+        """Save what single tokens will overwrite.
+
+        Args:
+            rows, seen: `[n]` rows, and tokens seen before.
+            at: `[n, Q]` numbers of the tokens in their sets.
+        """
+        table, pages, slot = self.table, self.pages, seen % self.pages.slots
+        self.log[rows, slot] = at
+        old = pages.places(rows, at[..., None])[..., 0]
+        self._move(old.flatten(), pages.places_in_block(rows, seen // pages.slots, slot).flatten())
+
+    def _move(self, old: Tensor, new: Tensor) -> None:
+        memory, table = self.pages.memory, self.table
+        memory.write(*memory.read_slots(old), new)
+        table.positions[new], table.scores[new] = table.positions[old], table.scores[old]
+
+    def state(self, request: LiveRequest) -> State:
+        """The state of a request, before its row is used again."""
+        row, own = request.number, self.pages.own
+        of_row = (tensor[row].clone() for tensor in (self.table.block, self.before, self.log))
+        return State(request, self.pages.blocks[row].clone(), None if own is None else own[row].clone(), *of_row)
+
+    def take_back(self, request: LiveRequest, state: State, seen: int) -> None:
+        """Make the state of a request, whose blocks are copied, what another one had after `seen` tokens.
+
+        Raises:
+            RuntimeError: it is not known any more.
+        """
+        table, pages, row = self.table, self.pages, request.number
+        later = state.request.seen - seen
+        if not 0 <= later <= pages.slots:
+            raise RuntimeError(f"paged_eviction: a snapshot of {seen} tokens goes on from {state.request.seen}.")
+        request.seen, request.scored = seen, state.request.scored
+        if pages.own is not None and state.own is not None:
+            pages.own[row, :, : state.own.shape[-1]] = state.own
+        table._note_layout(request, state.request.layout)
+        table.block[row] = state.before if later else state.block
+        at = torch.arange(self.kept, device=table.device)
+        old, new = (pages.places_of_blocks(blocks[at]) for blocks in (state.blocks, pages.blocks[row]))
+        table.positions[new], table.scores[new] = table.positions[old], table.scores[old]
+        rows = torch.tensor([row], device=table.device)
+        full_at = torch.tensor(state.request.layout.full_at, device=table.device)
+        for slot in reversed(range(later)):
+            full = seen + slot >= full_at
+            saved = pages.places_of_blocks(state.blocks[seen // pages.slots][None])[0, :, slot]
+            places = pages.places(rows, state.log[slot][None, :, None])[0, :, 0]
+            self._move(saved[full], places[full])
