@@ -115,7 +115,7 @@ class VllmStep(Step):
         chosen = self._here(chooses[:, 0, 0]) > 0
         pages = self.pages.while_reading(self._rows, at, self._here(held).flatten(1), seen, chosen)
         pages = pages.unflatten(1, (table.layers, table.sets)).transpose(0, 1).flatten(1, 2).int()
-        of_layers = self._here(lengths).transpose(0, 1).flatten(1).int()
+        of_layers = self._here(lengths).transpose(0, 1).flatten(1).int().contiguous()  # kernels take no strides
         return [
             Batch(pages[layer, :, : -(-most // self.pages.slots)].contiguous(), of_layers[layer], most)
             for layer, most in enumerate(lengths.max(axis=(0, 2)).tolist())
