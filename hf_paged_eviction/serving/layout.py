@@ -42,6 +42,10 @@ class Layout:
         full_at = [seen + max(limit - count, 0) for limit, count in zip(limits, candidates, strict=True)]
         return Layout(tuple(limits), tuple(full_at))
 
+    def of(self, sets: slice) -> "Layout":
+        """The sizes of some sets."""
+        return self if self.full_at is self.limits else Layout(self.limits[sets], self.full_at[sets])
+
     def held(self, seen: int) -> Sequence[int]:
         """Number of tokens in each set, after `seen` tokens."""
         if seen >= self._all_full_at:

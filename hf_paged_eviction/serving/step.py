@@ -116,10 +116,11 @@ class Step:
         table, size = self._request_table, self._request_table.block_size
         observer = table.observer(request, layer, queries.key)
         observer.keep(queries, None)
-        if request.layout.is_due(request.seen, size):
+        of_layer = request.layout.of(table.of_layer(layer))  # a layer knows nothing of when others are full
+        if of_layer.is_due(request.seen, size):
             keys, _, positions = table.tokens(request, layer, request.seen)
             (_, seen), due = table.numbers([request]), torch.ones(1, dtype=torch.bool, device=table.device)
-            observer.observe_block(keys, positions, seen, due, request.layout.in_step(size))
+            observer.observe_block(keys, positions, seen, due, of_layer.in_step(size))
 
     def _with_held(self, entry: Entry, layer: int, keys: Tensor, values: Tensor) -> Tokens:
         """The held tokens of a request in a layer, followed by its new ones; `[tokens, H, D]` of the whole forward."""
