@@ -85,6 +85,8 @@ class State:
         block: `[Q]` the blocks that are overwritten.
         before: `[Q]` the same at the last whole block of its text.
         log: `[slots, Q]` numbers of the tokens that were overwritten since then.
+        layout: its layout at the last whole block of its text.
+        tail: number of tokens after that which came together; their slots hold what did not stay.
     """
 
     request: LiveRequest
@@ -93,6 +95,8 @@ class State:
     block: Tensor
     before: Tensor
     log: Tensor
+    layout: Any
+    tail: int
 
 
 class Undo:
@@ -106,14 +110,37 @@ class Undo:
 
     def __init__(self, table: RequestTable, pages: Any, kept: int, rows: int) -> None:
         self.table, self.pages, self.kept = table, pages, kept
+        self._begun: dict[int, tuple[Any, int]] = {}  # by row: layout at the last whole block, and tail
         sets = table.layers * table.sets
         self.before = torch.zeros(rows, sets, dtype=torch.int64, device=table.device)
         self.log = torch.zeros(rows, pages.slots, sets, dtype=torch.int64, device=table.device)
 
-    def mark(self, rows: list[int]) -> None:
-        """Single tokens begin a block of the text of these requests."""
+    def mark(self, entries: list[Any]) -> None:
+        """These requests begin a block of their text."""
+        rows = [entry.request.number for entry in entries]
         if rows:
             self.before[rows] = self.table.block[rows]
+        for entry in entries:
+            self._begun[entry.request.number] = entry.request.layout, entry.count if self.is_tail(entry) else 0
+
+    def is_tail(self, entry: Any) -> bool:
+        """Whether the tokens of a forward are few enough for what does not stay to be saved."""
+        slots, seen = self.pages.slots, entry.seen
+        begins = seen % slots == 0 and seen // slots >= self.kept and seen >= entry.request.capacity
+        return bool(1 < entry.count < slots and begins and self.pages.own is None)
+
+    def save_lost(self, entry: Any, layer: int, kept: Any) -> None:
+        """Save held tokens of a layer that do not stay."""
+        table, of_layer, row = self.table, self.table.of_layer(layer), entry.request.number
+        held = entry.request.layout.held(entry.seen)[of_layer][0]
+        lost = torch.ones(table.sets, held + entry.count, dtype=torch.bool, device=table.device)
+        lost.scatter_(1, kept.indices, False)
+        at = lost.nonzero()[:, 1].view(table.sets, -1)  # [S, tokens of the forward]
+        rows = torch.tensor([row], device=table.device)
+        old = self.pages.places(rows, at[None].clamp_max(held - 1), of_layer)[0]
+        new = self.pages.places_in_block(rows, rows * 0 + entry.seen // self.pages.slots, rows * 0)[0, of_layer]
+        new = new[:, None] + torch.arange(entry.count, device=table.device)
+        self._move(old[at < held], new[at < held])
 
     def save(self, rows: Tensor, seen: Tensor, at: Tensor) -> None:
         """Save what single tokens will overwrite.
@@ -136,7 +163,9 @@ class Undo:
         """The state of a request, before its row is used again."""
         row, own = request.number, self.pages.own
         of_row = (tensor[row].clone() for tensor in (self.table.block, self.before, self.log))
-        return State(request, self.pages.blocks[row].clone(), None if own is None else own[row].clone(), *of_row)
+        own = None if own is None else own[row].clone()
+        begun = self._begun.get(row, (request.layout, 0))
+        return State(request, self.pages.blocks[row].clone(), own, *of_row, *begun)
 
     def take_back(self, request: LiveRequest, state: State, seen: int) -> None:
         """Make the state of a request, whose blocks are copied, what another one had after `seen` tokens.
@@ -151,15 +180,23 @@ class Undo:
         request.seen, request.scored = seen, state.request.scored
         if pages.own is not None and state.own is not None:
             pages.own[row, :, : state.own.shape[-1]] = state.own
-        table._note_layout(request, state.request.layout)
+        layout = state.layout if later else state.request.layout
+        table._note_layout(request, layout)
         table.block[row] = state.before if later else state.block
         at = torch.arange(self.kept, device=table.device)
         old, new = (pages.places_of_blocks(blocks[at]) for blocks in (state.blocks, pages.blocks[row]))
         table.positions[new], table.scores[new] = table.positions[old], table.scores[old]
         rows = torch.tensor([row], device=table.device)
         full_at = torch.tensor(state.request.layout.full_at, device=table.device)
-        for slot in reversed(range(later)):
+        saved = pages.places_of_blocks(state.blocks[seen // pages.slots][None])[0] if later else None
+        for slot in reversed(range(state.tail, later)):
             full = seen + slot >= full_at
-            saved = pages.places_of_blocks(state.blocks[seen // pages.slots][None])[0, :, slot]
             places = pages.places(rows, state.log[slot][None, :, None])[0, :, 0]
-            self._move(saved[full], places[full])
+            self._move(saved[full, slot], places[full])
+        if later and state.tail:  # tokens that came together: those that stayed and those that did not, in their order
+            limit = layout.limits[0]
+            places = pages.places(rows, torch.arange(limit, device=table.device)[None, None])[0]  # [Q, limit]
+            every = torch.cat([places, saved[:, : state.tail]], dim=1)
+            positions = table.positions[every]
+            order = positions.masked_fill(positions >= seen, seen).argsort(dim=1, stable=True)[:, :limit]
+            self._move(every.gather(1, order).flatten(), places.flatten())

@@ -83,7 +83,8 @@ class Claim:
         most: largest number of blocks that it will ever need outside of chunks.
         request: the request; None = vLLM has not shown it yet.
         usual: whether it has no options of its own.
-        singles_from: its tokens when it last brought several at once.
+        singles_from: its tokens when it last brought several at once, but for few after a whole block: the workers can
+            take back what came since.
     """
 
     kept: int
@@ -194,7 +195,8 @@ class EvictionManager(FullAttentionManager):
             claim.request, claim.usual = request, options == RequestOptions()
             self.claims[request.request_id] = claim
         tokens, before = self._coming.get(request.request_id, (0, 0))  # not rounded, as `num_tokens` may be
-        if tokens - before > 1:
+        few = before == claim.singles_from and before % self.block_size == 0 and tokens - before < self.block_size
+        if tokens - before > 1 and not (few and before > self.kv_cache_spec.sizes.capacity and not self.kv_cache_spec.unequal):
             claim.singles_from = tokens
 
     def pop_blocks_for_free(self, request_id: str) -> list[Any]:

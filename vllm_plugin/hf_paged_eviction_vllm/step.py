@@ -58,7 +58,7 @@ class VllmStep(Step):
         self._chooses = any(entry.layout is not None for entry in self.entries)
         singles = [entry for entry in self.entries if entry.count == 1] if self._undo else []
         if self._undo:
-            self._undo.mark([entry.request.number for entry in singles if entry.seen % self.pages.slots == 0])
+            self._undo.mark([entry for entry in self.entries if entry.seen % self.pages.slots == 0])
         if due:
             table.choose(due)
         facts = [(entry.request.number, entry.first, entry.seen, entry.layout is not None) for entry in self.entries]
@@ -161,6 +161,8 @@ class VllmStep(Step):
     def _keep(self, entry: Entry, layer: int, layout: Layout, kept: Kept) -> None:
         """See `Step._keep`. Pages that a layer is given may hold tokens that a layer behind it has still to read."""
         if self.pages.own is None:
+            if self._undo is not None and self._undo.is_tail(entry):
+                self._undo.save_lost(entry, layer, kept)
             super()._keep(entry, layer, layout, kept)
         else:
             self._later.append((entry.request, layer, kept))
