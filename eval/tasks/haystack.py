@@ -39,7 +39,8 @@ Cost = Callable[[str], int]
 def _phrase(rng: random.Random) -> str:
     article = rng.choice(("the", "a", "every", "another", "that"))
     adjective = f"{rng.choice(_ADJECTIVES)} " if rng.random() < 0.5 else ""
-    return f"{article} {adjective}{rng.choice(_NOUNS)}".replace("a old", "an old").replace("a e", "an e")
+    words = f"{adjective}{rng.choice(_NOUNS)}"
+    return f"{'an' if article == 'a' and words[0] in 'aeiou' else article} {words}"
 
 
 def sentence(rng: random.Random) -> str:

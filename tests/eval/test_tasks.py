@@ -1,6 +1,7 @@
 """The tasks of the suite: the same for everyone, of the length asked for, and scored by what is asked."""
 
 import random
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import AutoTokenizer
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.data import library
 from hf_paged_eviction_eval.tasks import MAX_QUESTION_TOKENS, TASK_GROUPS, held_out_texts, make_samples
+from hf_paged_eviction_eval.tasks.haystack import sentence
 from hf_paged_eviction_eval.tasks.words import CLASSES, POOL, Words
 
 LENGTHS = (256, 2048)
@@ -25,6 +27,12 @@ def tokenizer() -> Any:
 
 def count(tokenizer: Any, text: str, special: bool = False) -> int:
     return len(tokenizer(text, add_special_tokens=special)["input_ids"])
+
+
+def test_made_up_sentences_have_the_right_article() -> None:
+    rng = random.Random(0)
+    text = " ".join(sentence(rng) for _ in range(5000)).lower()
+    assert re.search(r"\ban answer\b", text) and not re.search(r"\ba [aeiou]|\ban [^aeiou]", text)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
