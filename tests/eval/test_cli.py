@@ -88,7 +88,7 @@ def test_other_versions_are_remembered(command: list[str], tmp_path: Path, monke
     rows.write_bytes(b"".join(rows.read_bytes().splitlines(keepends=True)[:-1]))
     monkeypatch.setattr("hf_paged_eviction.__version__", "9.9")
     result = run(*command, "--device", "cpu")
-    assert "other versions: hf_paged_eviction 0.1.0 then, 9.9 now" in result.output
+    assert "other versions: hf_paged_eviction 0.2.0.dev0 then, 9.9 now" in result.output
     meta = meta_of(tmp_path / "out")
     assert meta["versions"]["hf_paged_eviction"] == "9.9"
 

@@ -102,8 +102,12 @@ def test_basenames_are_unique() -> None:
 
 
 def test_one_version() -> None:
-    """Everywhere the same, and the changelog speaks of it."""
+    """Everywhere the same, the packages beside this one name it, and the changelog speaks of it."""
     places = {"pyproject.toml": r'^version = "(.+)"$', "CITATION.cff": r"^version: (.+)$"}
+    for path in ROOT.glob("*/pyproject.toml"):
+        name = str(path.relative_to(ROOT))
+        places |= {name: r'^version = "(.+)"$'}
+        assert f'"hf_paged_eviction=={hf_paged_eviction.__version__}"' in path.read_text("utf-8"), name
     for name, pattern in places.items():
         (version,) = re.findall(pattern, (ROOT / name).read_text("utf-8"), re.MULTILINE)
         assert version.strip('"') == hf_paged_eviction.__version__, name
