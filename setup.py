@@ -3,7 +3,7 @@
 from setuptools import find_packages, setup
 
 #: Folders that are installed under another name than they have in the tree.
-RENAMED = {"hf_paged_eviction_eval": "eval", "hf_paged_eviction_server": "server"}
+RENAMED = {"hf_paged_eviction_eval": "eval"}
 
 packages = find_packages(include=["hf_paged_eviction", "hf_paged_eviction.*"])
 for name, folder in RENAMED.items():

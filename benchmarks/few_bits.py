@@ -21,7 +21,6 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.serving import paged_batching
 from hf_paged_eviction_eval.bench.rows import interleaved, ratio
-from hf_paged_eviction_server.stats import BatchingStats
 
 CONFIG = LlamaConfig(
     hidden_size=768,
@@ -92,7 +91,8 @@ def serving(stack: ExitStack, requests: int, tokens: int, bits: int | None, dtyp
     def step() -> None:
         manager._generation_loop_body(processor, bootstrapping=False)
 
-    while min((request.seen for request in BatchingStats.of(manager).requests), default=0) < tokens + requests + BLOCK:
+    live = processor.scheduler.bounded.requests
+    while min((request.seen for request in live.values()), default=0) < tokens + requests + BLOCK:
         step()
 
     def block() -> float:

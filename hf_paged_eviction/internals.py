@@ -1,4 +1,4 @@
-"""Names that the harness, the server, the lab and the plugin for vLLM use beyond the public ones.
+"""Names that the harness, the lab and the plugin for vLLM use beyond the public ones.
 
 Your own code needs the public names only, see `docs/own_policy.md`; these names may change with any version. The
 harness uses the names on lines with a reason, and a test checks that it uses no others. The lab and the plugin use the
@@ -97,7 +97,6 @@ __all__ = [
     "HARMLESS",
     "HELD_OUT",
     "KEEP",
-    "Kept",
     "LEVELS",
     "NO_PROFILE",
     "PAGED_EVICTION",
@@ -121,6 +120,7 @@ __all__ = [
     "Heads",
     "Held",
     "HookedCache",
+    "Kept",
     "Layout",
     "LiveRequest",
     "LocalHeads",

@@ -55,7 +55,7 @@ COMMANDS: dict[str, Callable[..., bool | None]] = {
     "compress": compress.compress,
     "bench": bench.bench,
 }
-#: Entry points of other packages, such as the server and the lab.
+#: Entry points of other packages, such as the lab.
 GROUP = "hf_paged_eviction_eval.commands"
 OTHERS = {point.name: point.load() for point in entry_points(group=GROUP)}
 for name, run in (COMMANDS | OTHERS | {"tasks": lists.tasks, "policies": lists.policies}).items():

@@ -14,11 +14,7 @@ EPILOG = """[bold]Examples[/]
 
   paged-eviction compress --model Qwen/Qwen3-8B --text book.txt --budget 512MiB --output book.safetensors
 
-Then answer questions about it, as often as you like
-
-  paged-eviction serve --model embedded --budget 256 --policy keydiff --context book=book.safetensors
-
-The same in Python
+Then answer questions about it in Python, as often as you like
 
   cache = PagedEvictionCache.load("book.safetensors", model, device=model.device)
 

@@ -20,7 +20,6 @@ from .live_request import LiveRequest, log_failure
 from .options import ServingOptions
 from .prefixes import Prefixes
 from .request_table import RequestTable
-from .sampling import reads_prompt
 from .stock_pages import StockPages
 from .stock_step import StockStep
 
@@ -53,8 +52,6 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         request_table: their positions, scores and victims.
         prefixes: contexts of earlier prompts.
         page_tokens: number of tokens of each layer in a page.
-        evicted: tokens per layer that finished requests have evicted.
-        steps: number of forwards so far.
         lost: number of pages that could not be given back.
 
     Args:
@@ -103,7 +100,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         self.options, self.requests = options, dict[str, BatchedRequest]()
         self.request_table = RequestTable(options.sizes, layers, self._pages, sets)
         self._rows, self._free_rows = 0, list[int]()
-        self.evicted = self.steps = self.admitted = self.lost = 0
+        self.lost = 0
         self._prepared: dict[str, BatchedRequest] = {}
         # Where other layers hold tokens, too, a prompt has to be read for those.
         shares = share and len(cache.cache_allocators) == 1
@@ -127,7 +124,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         request = self._prepared[state.request_id] = self._request(state.request_id, budget, spans)
         salt = f"{kwargs.get('salt') or ''} {request.capacity} {request.shares.least(spans)}"
         request.prompt, request.digests = prompt, () if brought else self.prefixes.digests(prompt, spans, salt)
-        prefix = None if reads_prompt(state) else self.prefixes.match(request.digests, len(prompt) - 1)
+        prefix = self.prefixes.match(request.digests, len(prompt) - 1)
         request.context, request.read = brought or prefix, 0 if prefix is None else prefix.seen
         if state.max_new_tokens is not None:
             begins = request.read if brought is None else brought.seen
@@ -173,7 +170,6 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         if request.context is not None:
             request.context.begin(request, table, self._pages)
             self.prefixes.hits += request.read
-        self.admitted += 1
 
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
         """Give back the pages of a request, and its row. Pages that cannot be given back are `lost`."""
@@ -182,7 +178,6 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         request = self.requests.pop(request_id, None)
         if request is not None:
             self._free_rows.append(request.number)
-            self.evicted += request.evicted
         try:
             self.pool.free_blocks(self.index, blocks)
             blocks = []
@@ -257,6 +252,5 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         """
         if not self._step.begun:
             self._step.begin()
-            self.steps += 1
         hand_over(layer_idx, partial(self._step.attend, self._place[layer_idx], key_states, value_states))
         return key_states, value_states

@@ -18,7 +18,8 @@ from .contract import MANAGER, PROCESSOR, check_attributes
 from .failures import IsolatedRouter, update_each
 from .options import ServingOptions
 from .probe import check_takes_pages
-from .sampling import Sampler, SamplingProcessor
+from .sampler import Sampler
+from .sampling import SamplingProcessor
 from .scheduler import FixedCutScheduler
 
 
@@ -130,12 +131,6 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         super().cancel_request(request_id)
         with self.output_router._lock:
             self.output_router.result_handlers.pop(request_id, None)
-
-    def drop_unheard(self) -> None:
-        """Drop results that no handler waits for. If all requests have handlers, these belong to cancelled requests."""
-        results = self.output_router.output_queue
-        for _ in range(results.qsize()):
-            results.get_nowait()
 
     @torch.inference_mode(False)
     def start(self) -> None:

@@ -45,7 +45,8 @@ class ServingOptions(Setup):
         super().__init__(config, options)
         coders = [layer.store.coder for layer in self.layers.values()]
         first = next(iter(self.layers))
-        heads, dim = self.layers[first].state.scorer.local_heads.total, head_dim(config.get_text_config(decoder=True), first)
+        heads = self.layers[first].state.scorer.local_heads.total
+        dim = head_dim(config.get_text_config(decoder=True), first)
         heads = 1 if self.separate else heads or 1
         self._records = [RecordLayout.of(coder.codecs, heads, dim) for coder in coders if coder.rounds]
         self.prefill_chunk_size = whole_number("prefill_chunk_size", prefill_chunk_size, 1)

@@ -1,7 +1,7 @@
-"""A sampler of its own for each request that brings one."""
+"""Each request that brings a sampler has its tokens chosen by it."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,30 +10,7 @@ from transformers.generation.continuous_batching.requests import FutureRequestSt
 
 from .contexts import ServedContext
 from .live_request import log_failure
-
-
-@runtime_checkable
-class Sampler(Protocol):
-    """Chooses the tokens of one request, such as `hf_paged_eviction_server.sampling.Sampler`.
-
-    Attributes:
-        reads_prompt: whether the whole prompt is read, even if an earlier request has read it.
-    """
-
-    @property
-    def reads_prompt(self) -> bool: ...
-
-    def sibling(self, number: int) -> "Sampler":
-        """Make the sampler of another answer to the same prompt."""
-
-    def choose(self, logits: Tensor, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
-        """Choose the next token, `[1]` int64, by logits `[vocabulary]` float32 and the tokens so far."""
-
-
-def reads_prompt(state: Any) -> bool:
-    """Whether a request has a sampler for which the whole prompt is read."""
-    sampler = state.logit_processor_kwargs.get("sampler")
-    return sampler is not None and sampler.reads_prompt
+from .sampler import Sampler
 
 
 class SamplingProcessor(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]

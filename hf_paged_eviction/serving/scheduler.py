@@ -8,7 +8,6 @@ from transformers.generation.continuous_batching.scheduler import FIFOScheduler,
 from .allocator import BatchedRequest, BoundedAllocator
 from .failures import IsolatedRouter
 from .live_request import log_failure
-from .sampling import reads_prompt
 
 _Batch = tuple[list[FutureRequestState] | None, bool, int, int]
 
@@ -24,7 +23,6 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
 
     Attributes:
         bounded: allocator of the pages of layers that evict.
-        refused: number of refused requests.
         batch: the requests of the present forward, in the order of their tokens.
 
     Args:
@@ -36,7 +34,6 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
 
     def __init__(self, stock: Scheduler, bounded: BoundedAllocator, vocabulary: int, router: IsolatedRouter) -> None:
         super().__init__(stock.cache, stock.safety_margin, stock.max_requests_per_batch)
-        self.refused = 0
         self._not_here_yet: set[str] = set()
         self.bounded, self._cut_at = bounded, bounded.options.prefill_chunk_size
         self._vocabulary, self._router = vocabulary, router
@@ -56,7 +53,6 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
         except Exception as error:  # transformers shows it, which may fail, too
             raise log_failure(state.request_id, "admitted", error) from None
         if reason is not None:
-            self.refused += 1
             raise ValueError(reason)
         super().add_waiting_request(state)
         if state.request_id in self._not_here_yet:
@@ -97,7 +93,7 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
                 self.end(state, error)
         self._look_for_room()
         self.batch = []
-        self._left, self._read, self._reads_prompt = token_budget, 0, False
+        self._left, self._read = token_budget, 0
         active = list(self.active_requests.values())
         answering = [state for state in active if state.status == RequestStatus.DECODING]
         reading = [state for state in active if state.status == RequestStatus.PREFILLING]
@@ -150,9 +146,6 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
         self._look_for_room()
 
     def _add(self, state: RequestState) -> bool:
-        wants = state.status != RequestStatus.DECODING and reads_prompt(state)
-        if wants and self._reads_prompt:
-            return False  # the logits of one chunk are enough for a forward
         request = self.bounded.prepare(state) if state.status == RequestStatus.PENDING else None
         count = self._next(state, request.read if request else 0)
         if count > self._left or len(self.batch) == self.max_requests_per_batch:
@@ -167,7 +160,6 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
             state.status = RequestStatus.DECODING if count == len(rest) else RequestStatus.PREFILLING
         future = FutureRequestState(state, not state.remaining_prefill_tokens, {}, count)
         self.bounded.plan(state.request_id, count)  # nothing fails from here on, or others would get its tokens
-        self._reads_prompt |= wants
         self._read += read
         self._left -= count
         self.batch.append(future)

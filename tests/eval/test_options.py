@@ -69,7 +69,7 @@ def test_every_option_of_a_cache_is_one_of_every_command_that_makes_caches(comma
     assert all(name in kind.model_fields for kind in (Settings, BenchSettings))
 
 
-@pytest.mark.parametrize("command", ["eval", "bench", "verify", "score", "compress", "report", "serve", "tasks"])
+@pytest.mark.parametrize("command", ["eval", "bench", "verify", "score", "compress", "report", "tasks"])
 def test_help_is_one_screen(command: str) -> None:
     shown = run(command, "--help", columns=100).output
     assert "Usage: paged-eviction" in shown.replace("root", "paged-eviction")

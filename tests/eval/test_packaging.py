@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[2]
 SOURCES = {
     "hf_paged_eviction": "hf_paged_eviction",
     "eval": "hf_paged_eviction_eval",
-    "server": "hf_paged_eviction_server",
 }
 SHIPPED = (".py", ".c", ".json")
 IGNORED = shutil.ignore_patterns(".*", "build", "dist", "results", "*.egg-info", "__pycache__")

@@ -1,4 +1,4 @@
-"""The harness and the server are clients of the library, and the rooms of the harness have an order."""
+"""The harness is a client of the library, and the rooms of the harness have an order."""
 
 import ast
 import functools
@@ -6,14 +6,11 @@ import graphlib
 from pathlib import Path
 
 import hf_paged_eviction_eval
-import hf_paged_eviction_server
 from hf_paged_eviction import internals
 
 #: Public modules, besides the names at the top.
 PUBLIC = {"hf_paged_eviction", "hf_paged_eviction.testing", "hf_paged_eviction.internals", "hf_paged_eviction.version"}
-SERVING = "hf_paged_eviction.serving"
 HARNESS = Path(hf_paged_eviction_eval.__file__).parent
-SERVER = Path(hf_paged_eviction_server.__file__).parent
 
 
 @functools.cache
@@ -43,13 +40,6 @@ def test_the_harness_is_a_client_of_the_library() -> None:
     assert {(path.name, *names) for path, node in imports(HARNESS) if (names := inner(node))} == set()
 
 
-def test_the_server_is_a_client_of_the_library() -> None:
-    """It stands on `serving`, which is public as a whole."""
-    imported = {(path.name, name) for path, node in imports(SERVER) for name in inner(node)}
-    assert [name for _, name in imported if name.startswith(SERVING)]
-    assert {(path, name) for path, name in imported if not name.startswith(SERVING)} == set()
-
-
 def test_the_check_sees_what_is_inside() -> None:
     def seen(line: str) -> list[str]:
         (node,) = ast.parse(line).body
@@ -69,8 +59,7 @@ def test_what_is_listed_as_internal_is_used() -> None:
     """The list is as short as it can be: of the names that stand there without torch, the harness takes each."""
     taken = {
         (str(node.module).removeprefix("hf_paged_eviction."), alias.name)
-        for folder in (HARNESS, SERVER)
-        for _, node in imports(folder)
+        for _, node in imports(HARNESS)
         if isinstance(node, ast.ImportFrom) and not node.level
         for alias in node.names
     }

@@ -97,7 +97,7 @@ def test_bits_are_not_without_effect(bits: int) -> None:
     options = OPTIONS | {"bits": bits}
     with batching(model_of(), pool(8), **options) as turned:
         turned.run({0: [adding(str(at), prompt, 34) for at, prompt in enumerate(texts(LENGTHS))]})
-        assert turned.stats.page_size > 16
+        assert turned.bounded.page_tokens > 16
         assert set(turned.most_pages.values()) == {1}
     plain = [alone(model_of(), prompt, 34, **OPTIONS) for prompt in texts(LENGTHS)]
     assert [turned.answers[str(at)] for at in range(len(LENGTHS))] != plain
@@ -108,7 +108,7 @@ class StockScheduler(FIFOScheduler):
 
     def __init__(self, stock: Any, bounded: Any, *_: Any) -> None:
         super().__init__(stock.cache, stock.safety_margin, stock.max_requests_per_batch)
-        self.bounded, self.refused = bounded, 0
+        self.bounded = bounded
 
 
 def test_stock_scheduler_depends_on_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:

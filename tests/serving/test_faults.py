@@ -14,8 +14,7 @@ import torch
 
 import driving
 from driving import alone, batching, model_of, pool, texts
-from hf_paged_eviction_server.prompt_logits import PromptLogits
-from hf_paged_eviction_server.sampling import Sampler, Sampling
+from hf_paged_eviction.serving import Sampler, Sampling
 
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 
@@ -46,7 +45,7 @@ CALLS = {
     "hf_paged_eviction.serving.stock_step.StockStep": "_attend_together",
     "hf_paged_eviction.serving.coded_pages.CodedPages": "reserve meet pick write save",
     "hf_paged_eviction.queries.observer.Observer": "start observe_many settle keep observe_block statistics",
-    "hf_paged_eviction_server.sampling.Sampler": "choose _changed _draw _note note_prompt",
+    "hf_paged_eviction.serving.sampler.Sampler": "choose _changed _draw",
 }
 #: Those that only policies with statistics call.
 _WATCHED = {"_see_single"}
@@ -74,12 +73,9 @@ class OddError(Exception):
 def answers(options: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """What each request is given, and what is left of them."""
     prompts = [*texts(LENGTHS), texts(LENGTHS)[0]]
-    with (
-        batching(model_of(), pool(6, allow_block_sharing=True), prefix_cache="1MiB", **options) as turned,
-        PromptLogits(turned.manager),
-    ):
+    with batching(model_of(), pool(6, allow_block_sharing=True), prefix_cache="1MiB", **options) as turned:
         for at, prompt in enumerate(prompts[:-1]):
-            settings = Sampling(temperature=0.7 if at == 3 else 0.0, seed=at, logprobs=1, prompt_logprobs=at == 2)
+            settings = Sampling(temperature=0.7 if at == 3 else 0.0, seed=at)
             try:
                 turned.add(str(at), prompt, NEW, sampler=Sampler(settings))
             except ValueError as error:  # it was not even taken
@@ -87,7 +83,7 @@ def answers(options: dict[str, Any]) -> tuple[dict[str, Any], Any]:
         turned.run()
         turned.add("4", prompts[-1], NEW, sampler=Sampler(Sampling()))
         turned.run()
-        left = turned.stats.pages_in_use, turned.free, list(turned.processor.scheduler.active_requests)
+        left = turned.bounded.pages_in_use, turned.free, list(turned.processor.scheduler.active_requests)
         return dict(turned.answers), left
 
 
@@ -212,7 +208,7 @@ def test_logits_that_are_no_numbers_are_of_one_request(monkeypatch: pytest.Monke
             for at, prompt in enumerate(prompts):
                 turned.add(str(at), prompt, 6)
             turned.run()
-            assert turned.stats.pages_in_use == 0
+            assert turned.bounded.pages_in_use == 0
     finally:
         hook.remove()
     texts_of = [answer for answer in turned.answers.values() if isinstance(answer, str)]
@@ -232,7 +228,7 @@ def test_a_closed_loop_is_of_one_request() -> None:
         for at, prompt in enumerate(prompts):
             turned.add(str(at), prompt, NEW, streaming=True)
         turned.run()
-        assert turned.stats.pages_in_use == 0
+        assert turned.bounded.pages_in_use == 0
     assert turned.answers == {"1": alone(model_of(), prompts[1], NEW, **OPTIONS)}
 
 
@@ -297,7 +293,7 @@ def test_wrong_arguments_reach_nobody_else(name: str) -> None:
             with suppress(TypeError, ValueError):
                 added.append(turned.manager.add_request(**arguments))
         turned.run()
-        assert turned.stats.pages_in_use == 0 and turned.free == 8
+        assert turned.bounded.pages_in_use == 0 and turned.free == 8
     assert turned.answers["right"] == alone(model_of(), prompts[0], NEW, **OPTIONS)
     assert set(turned.answers) == {"right", *added}
 

@@ -143,7 +143,6 @@ def test_what_cannot_be_served_fails_alone() -> None:
             turned.add(name, tokens, new)
         turned.run()
         assert turned.free == 3 * BOUND
-        assert turned.stats.refused == len(BAD)
     assert turned.answers["good"] == alone(model_of(), prompt, 12, **OPTIONS)
     for name, (_, _, reason) in BAD.items():
         assert reason in str(turned.answers[name])
@@ -183,22 +182,3 @@ def test_a_broken_forward_leaves_no_pages(monkeypatch: pytest.MonkeyPatch) -> No
         turned.add("again", texts([40])[0], 12)
         turned.run()
     assert turned.answers["again"] == alone(model, texts([40])[0], 12, **OPTIONS)
-
-
-def test_stats() -> None:
-    with batching(model_of(), pool(2 * BOUND, 8), **OPTIONS) as turned:
-        for at, prompt in enumerate(texts([40, 9, 20])):
-            turned.add(str(at), prompt, 12)
-        for _ in range(5):
-            turned.step()
-        stats = turned.stats
-        first = stats.requests[0]
-        assert (first.request_id, first.held, first.pages, first.seen - first.evicted) == ("0", 32, BOUND, 32)
-        assert (stats.live, stats.waiting, stats.pages, stats.page_size, stats.steps) == (2, 1, 2 * BOUND, 8, 5)
-        assert stats.pages_in_use == sum(request.pages for request in stats.requests) == 2 * BOUND - turned.free
-        assert stats.held == sum(request.held for request in stats.requests)
-        assert "2 live, 1 waiting" in str(stats)
-        turned.run()
-        seen = [40 + 11, 9 + 11, 20 + 11]
-        assert turned.stats.evicted == sum(max(tokens - 32, 0) for tokens in seen)
-        assert turned.stats.admitted == 3

@@ -35,12 +35,12 @@ def test_turns(kind: str) -> None:
         for at, prompt in enumerate(prompts):
             turned.add(str(at), prompt, 4)
             turned.run()
-        stats = turned.stats
+        prefixes = turned.bounded.prefixes
         assert turned.free == 9
     assert [turned.answers[str(at)] for at in range(5)] == [alone(model_of(), ids, 4, **options) for ids in prompts]
     # Prompts of 26, 44, 79, 100 and 112 tokens, cut every 16.
-    assert stats.shared == 16 + 32 + 64 + 96
-    assert stats.kept_bytes > 0
+    assert prefixes.hits == 16 + 32 + 64 + 96
+    assert prefixes.bytes > 0
 
 
 def test_a_beginning_is_kept_when_it_comes_again() -> None:
@@ -51,7 +51,7 @@ def test_a_beginning_is_kept_when_it_comes_again() -> None:
         for at, prompt in enumerate(prompts):
             turned.add(str(at), system + prompt, 4)
             turned.run()
-            shared.append(turned.stats.shared)
+            shared.append(turned.bounded.prefixes.hits)
     assert shared == [0, 0, 32]
     for at, prompt in enumerate(prompts):
         assert turned.answers[str(at)] == alone(model_of(), system + prompt, 4, **OPTIONS)
@@ -61,7 +61,7 @@ def asking_twice(turned: Batching, prompt: list[int], *options: dict[str, Any]) 
     for at, settings in enumerate(options):
         turned.add(str(at), prompt, 4, **settings)
         turned.run()
-    return int(turned.stats.shared)
+    return int(turned.bounded.prefixes.hits)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_whose_beginnings_are_used(options: tuple[dict[str, Any], ...], shared: 
 def test_off(config: dict[str, Any], changes: dict[str, Any]) -> None:
     with batching(model_of(), pool(9, **config), **OPTIONS, **changes) as turned:
         assert asking_twice(turned, texts([70])[0], {}, {}) == 0
-        assert turned.stats.kept_bytes == 0
+        assert turned.bounded.prefixes.bytes == 0
 
 
 def test_bounded() -> None:
@@ -102,13 +102,13 @@ def test_bounded() -> None:
     first, *others = texts([70, 71, 72, 73], seed=8)
     with batching(model_of(), pool(9, **SHARED), **OPTIONS) as turned:
         asking_twice(turned, first, {})
-        one = turned.stats.kept_bytes
+        one = turned.bounded.prefixes.bytes
     with batching(model_of(), pool(9, **SHARED), **OPTIONS, prefix_cache=2 * one) as turned:
         for at, prompt in enumerate([first, others[0], first, others[1], first, others[0]]):
             turned.add(str(at), prompt, 2)
             turned.run()
-            assert turned.stats.kept_bytes <= 2 * one
-        assert turned.stats.shared == 2 * 64
+            assert turned.bounded.prefixes.bytes <= 2 * one
+        assert turned.bounded.prefixes.hits == 2 * 64
 
 
 @pytest.mark.parametrize("kind", ["heads", "few_bits_of_heads"])
@@ -128,7 +128,7 @@ def test_any_order(kind: str) -> None:
             )
     with batching(model_of(), pool(7, **SHARED), **(OPTIONS | KINDS[kind])) as turned:
         turned.run(schedule)
-        assert turned.stats.shared > 0
+        assert turned.bounded.prefixes.hits > 0
         assert turned.free == 7
     for at, prompt in enumerate(prompts):
         if str(at) in turned.answers or at % 5 != 4:

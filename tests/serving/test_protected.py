@@ -67,7 +67,7 @@ def test_begun_alike() -> None:
             if at % 3:
                 turned.run()
         turned.run()
-        shared = turned.stats.shared
+        shared = turned.bounded.prefixes.hits
     for at, (prompt, spans) in enumerate(requests):
         assert turned.answers[str(at)] == alone(model_of(), prompt, 5, protect=spans, **OPTIONS), at
     assert shared > 0

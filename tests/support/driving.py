@@ -115,13 +115,6 @@ class Batching:
         return self.processor.scheduler.bounded
 
     @property
-    def stats(self) -> Any:
-        """What live requests hold."""
-        from hf_paged_eviction_server.stats import BatchingStats
-
-        return BatchingStats.of(self.manager)
-
-    @property
     def free(self) -> int:
         """Pages that nobody owns."""
         pool_ = self.processor.cache.pool

@@ -1,4 +1,4 @@
-"""Sampling by request, with log probabilities."""
+"""How a request chooses its tokens."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,6 @@ from torch import Tensor
 
 #: Range of the repetition penalty; beyond it, logits could exceed float32.
 LEAST_PENALTY, MOST_PENALTY = 0.01, 100.0
-#: Number of prompt tokens whose log probabilities are computed together.
-_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -30,10 +28,6 @@ class Sampling:
         presence_penalty: subtracted from the logits of tokens in the answer.
         frequency_penalty: subtracted from the logits of tokens in the answer, once for each occurrence.
         logit_bias: number by token, added to its logit.
-        logprobs: note the log probability of each chosen token, and of this number of most likely tokens, in the
-            model's own distribution, before the options above change it. None = note nothing.
-        prompt_logprobs: also note them for the tokens of the prompt. The whole prompt is then read, even if an earlier
-            request has read it. Needs `PromptLogits`.
 
     Raises:
         ValueError: a number is outside its range.
@@ -47,9 +41,7 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    logprobs: int | None = None
     min_p: float = 0.0
-    prompt_logprobs: bool = False
 
     def __post_init__(self) -> None:
         penalty = LEAST_PENALTY <= self.repetition_penalty <= MOST_PENALTY
@@ -77,40 +69,16 @@ class Sampling:
         return cls(**settings)
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """A token of a text, with log probabilities.
-
-    Attributes:
-        token: id of the token.
-        logprob: log probability in the model's own distribution; None for the first token of a text.
-        top: the most likely tokens with their log probabilities, best first.
-    """
-
-    token: int
-    logprob: float | None
-    top: tuple[tuple[int, float], ...]
-
-
 class Sampler:
     """Chooses the tokens of one request: `manager.add_request(..., sampler=Sampler(Sampling(temperature=0.7)))`.
 
     Attributes:
         settings: sampling options.
-        chosen: log probabilities of the tokens of the answer, if requested; one entry per token.
-        read: the same for the tokens of the prompt, from the second one on.
     """
 
     def __init__(self, settings: Sampling) -> None:
         self.settings = settings
-        self.chosen: list[Chosen] = []
-        self.read: list[Chosen] = []
         self._generator: torch.Generator | None = None
-
-    @property
-    def reads_prompt(self) -> bool:
-        """Whether it wants the logits of the prompt, see `note_prompt`."""
-        return self.settings.prompt_logprobs
 
     def sibling(self, number: int) -> "Sampler":
         """Make the sampler of another answer to the same prompt."""
@@ -130,15 +98,10 @@ class Sampler:
         Raises:
             ValueError: a logit is nan, or `logit_bias` has an unknown token.
         """
-        if self.reads_prompt and len(self.read) < len(prompt) - 1:
-            raise ValueError("prompt_logprobs needs the logits of the prompt: generate inside PromptLogits(manager)")
         changed = self._changed(logits, prompt, answer)
         if not changed.max().isfinite():
             raise ValueError("the logits are not finite numbers")
-        token = changed.argmax(-1, keepdim=True) if self.settings.temperature == 0 else self._draw(changed)
-        if self.settings.logprobs is not None:
-            self._note(logits, token)
-        return token
+        return changed.argmax(-1, keepdim=True) if self.settings.temperature == 0 else self._draw(changed)
 
     def _changed(self, logits: Tensor, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
         settings, logits = self.settings, logits.clone()
@@ -180,26 +143,3 @@ class Sampler:
         # Draws as torch.multinomial does, which on a GPU fails for the whole process if a probability is nan.
         waits = torch.empty_like(chances).exponential_(generator=self._generator)
         return order[(chances / waits).argmax(-1, keepdim=True)]
-
-    def note_prompt(self, logits: Tensor, tokens: Sequence[int]) -> None:
-        """Note the log probabilities of the following tokens of the prompt.
-
-        Args:
-            logits: `[n, vocabulary]` of any type.
-            tokens: `n`.
-        """
-        numbers = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
-        for rows, part in zip(logits.split(_ROWS), numbers.split(_ROWS), strict=True):
-            self.read += self._noted(rows.float(), part)
-
-    def _note(self, logits: Tensor, token: Tensor) -> None:
-        self.chosen += self._noted(logits[None], token)
-
-    def _noted(self, logits: Tensor, tokens: Tensor) -> list[Chosen]:
-        """Log probabilities of `tokens` `[n]` by `logits` `[n, vocabulary]`. Prompts may have tokens beyond the
-        vocabulary."""
-        logprobs, size = logits.log_softmax(-1), logits.shape[1]
-        own = logprobs.gather(1, tokens.clamp_max(size - 1)[:, None])[:, 0].masked_fill(tokens >= size, -math.inf)
-        best = logprobs.topk(min(self.settings.logprobs or 0, size))
-        columns = (tokens.tolist(), own.tolist(), best.indices.tolist(), best.values.tolist())
-        return [Chosen(token, own, tuple(zip(*top, strict=True))) for token, own, *top in zip(*columns, strict=True)]
