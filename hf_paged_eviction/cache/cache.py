@@ -47,7 +47,7 @@ from ..store.tensors import byte_count
 from ..table.bounds import spans_in
 from ..table.gaps import Positions
 from ..table.rollback import columns_to_remove, crop_all_or_none
-from ..table.spans import Spans, of_rows
+from ..table.spans import Spans, of_rows, read_spans
 from ..tensors.autocast import without_autocast
 from ..tensors.graphs import leave_graphs, warn_of_leaving
 from . import context
@@ -347,7 +347,10 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
             sizes = self._forwards.mask_sizes(layer, query_length, self._counter.get_seq_length())
         elif layer is not None:  # in the graph of a static cache masks are not examined, and the count is a tensor
             sizes = layer.get_mask_sizes(query_length)
-        return super().get_mask_sizes(query_length, layer_idx) if sizes is None else sizes
+        if sizes is None:
+            sizes = super().get_mask_sizes(query_length, layer_idx)
+            sizes = sizes if torch.compiler.is_compiling() else self._forwards.mask_of_others(sizes, query_length)
+        return sizes
 
     def prepare_step(self) -> None:
         """Prepare a static cache for a compiled step of one token. Other caches need no preparation.
@@ -460,6 +463,32 @@ class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
                 "most of them, and do not come back. Give spans before their tokens come.",
                 stacklevel=2,
             )
+
+    def forget(self, spans: Spans | Sequence[Spans]) -> None:
+        """Evict these tokens now, whatever their scores: the output of a tool, the thinking that a chat template drops.
+
+        No query attends to them again, and new tokens take their slots first. Positions do not change: all other tokens
+        keep theirs, and new tokens go on behind the last one that was read. Later masks may show what was forgotten or
+        hide it, so that `generate(**whole_chat, cache=cache)` and `follow_up` go on as before; positions are right
+        where masks show it. Tokens that were protected go, too. Pending tokens are committed first.
+
+        The result is that of a `DynamicCache` with a mask over these tokens and the same position ids. With equal
+        budgets all layers share one mask, so a layer that has already evicted some of these tokens evicts as many of
+        those with the lowest scores instead.
+
+        Args:
+            spans: pairs `(start, end)` of real tokens of a row, counted from 0, for all rows, or a list of such lists,
+                one for each row. `spans_of_roles` makes them of messages.
+
+        Raises:
+            TypeError: the spans have another form.
+            ValueError: nothing was read, a span reaches beyond what was read, the spans do not fit the number of rows,
+                the model has linear states (Mamba, short convolutions), which cannot forget, or the disposal keeps
+                something of evicted tokens. Nothing has changed then.
+        """
+        rows = read_spans(spans, "forget")
+        if rows:
+            self._forwards.forget(rows)
 
     @without_autocast
     def shrink(self, budget: int | Sequence[int]) -> None:

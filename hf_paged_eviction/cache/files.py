@@ -15,7 +15,7 @@ from ..naming.digests import content_digest
 from ..naming.tensors import FileKind
 
 #: Rises when files of the version before cannot be read any more, or its readers would misread new ones.
-VERSION = 6
+VERSION = 7
 _KIND = FileKind("context", VERSION, remedy="save it anew, or use the version of hf_paged_eviction that wrote it")
 _KEYS = frozenset({"format", "version", "content", "digest"})
 

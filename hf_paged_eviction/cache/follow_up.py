@@ -28,8 +28,8 @@ def follow_up(
             f"input_ids has {len(input_ids)} rows and the cache {rows}: cache.batch_repeat_interleave(n) makes n of "
             "each."
         )
-    real = padding.columns(0, seen, len(input_ids), input_ids.device)
-    before = mask.new_ones(len(mask), seen) if real is None else real.to(mask.dtype)
+    shown = padding.shown(0, seen, len(input_ids), input_ids.device)
+    before = mask.new_ones(len(mask), seen) if shown is None else shown.to(mask.dtype)
     return {
         "input_ids": torch.cat([input_ids[:, :1].expand(-1, seen), input_ids], dim=1),
         "attention_mask": torch.cat([before, mask], dim=1),

@@ -259,8 +259,8 @@ class EvictionAction:
         """
         if left and (self.plans or self.takes):
             raise ValueError(
-                "attention_mask hides tokens of the past, but this cache has evicted tokens to its disposal, which "
-                "cannot remove the hidden ones. Use disposal='drop', a budget that holds the whole text, or keep "
+                "attention_mask hides, or forget names, tokens of the past, but this cache has evicted tokens to its "
+                "disposal, which cannot remove these. Use disposal='drop', a budget that holds the whole text, or keep "
                 "the mask of the past as it was."
             )
 

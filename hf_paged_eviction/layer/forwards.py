@@ -6,17 +6,19 @@ from functools import partial
 from threading import get_ident
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from ..integration.models import named
 from ..integration.window import Window
 from ..masks.channel import MaskOffset
-from ..masks.padding import Padding, mask_of_slots
+from ..masks.padding import Hidden, Padding, mask_of_slots
 from ..options.checked import CheckedOptions
 from ..options.static import check_static_attention
 from ..queries.attention import PAGED_EVICTION, ModelAttention
 from ..queries.handover import unattended
+from ..table.spans import Spans, of_rows
 from ..tensors.autocast import without_autocast
 from .intake import commit_all
 from .moves import remove_hidden
@@ -249,13 +251,50 @@ class Forwards:
         if mask is None and single and all(layer.table.all_real for layer in self._layers if layer.held):
             return  # the mask hides nothing, and `generate` was told that none is needed
         hidden = self._padding.newly_hidden(mask, seen, rows, single)
-        if hidden is None:
-            return
+        if hidden is not None:
+            self._remove(hidden)
+
+    @without_autocast
+    def forget(self, spans: Sequence[Spans]) -> None:
+        """See `PagedEvictionCache.forget`; spans by row, or one entry for all rows."""
+        if not self._layers or not self._layers[0].get_seq_length():
+            raise ValueError("This cache has read no text of which it could forget a part.")
+        if self._states.any:
+            raise ValueError(
+                f"{self._model_type} has linear states, which keep a trace of all that they have read, so this cache "
+                "cannot forget a part of it. Call cache.reset() and read the text without that part."
+            )
+        self.commit()
+        table = self._layers[0].table
+        lengths = table.next_positions.tolist()
+        positions = torch.zeros(len(lengths), self._layers[0].get_seq_length(), dtype=torch.bool, device=table.device)
+        for row, (row_spans, length) in enumerate(zip(of_rows(spans, len(lengths), "forget"), lengths, strict=True)):
+            for start, end in row_spans:
+                if end > length:
+                    raise ValueError(
+                        f"forget has the span ({start}, {end}), and row {row} has {length} tokens so far: only what was "
+                        "read can be forgotten."
+                    )
+                positions[row, start:end] = True
+        self._remove(self._padding.without(positions))
+
+    def _remove(self, hidden: Hidden) -> None:
+        """Remove tokens of the past from all layers."""
         if self._plan.static:
             self._plan.interrupt()
         self.commit()
         remove_hidden([layer.state for layer in self._layers], hidden, self._uniform)
         self._padding.hide(hidden)
+
+    def mask_of_others(self, sizes: tuple[int, int], query_length: int | Tensor) -> tuple[int, int]:
+        """The mask sizes of a layer that does not evict; its mask hides what was forgotten."""
+        if not self._padding.forgets:
+            return sizes
+        count = query_length if isinstance(query_length, int) else query_length.shape[0]
+        offset = MaskOffset(sizes[1])
+        offset.tell = partial(self._padding.mask_without_forgotten, self._counter.get_seq_length(), count)
+        offset.placeholder = offset.static = False
+        return sizes[0], offset
 
     def _mask_of_slots(self, mask: Tensor | None, seen: int, count: int) -> Tensor:
         self.commit()  # pads in the middle of the text move to other slots

@@ -8,6 +8,7 @@ tensor on an accelerator.
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,18 +17,19 @@ from ..tensors.parts import persistent
 from ..tensors.saved import LONGEST, SavedState, StateDict
 
 #: What is known of a column of a row, uint8. Each state includes those below it; 0 = it came as a pad.
-_CAME, _COUNTS, _VISIBLE = 1, 2, 3  # it was a real token when it came; it has a position; no mask has hidden it
-_FLAGS = ("observed", "irregular", "agrees")
+#: It was a real token when it came; it has a position; no mask has hidden it; the cache was not told to forget it.
+_CAME, _COUNTS, _SHOWN, _VISIBLE = 1, 2, 3, 4
+_FLAGS = ("observed", "irregular", "forgets", "agrees")
 
 
 @dataclass(frozen=True)
 class Hidden:
-    """The state of a batch after a mask has hidden tokens of the past.
+    """The state of a batch after tokens of the past were hidden by a mask, or forgotten.
 
     Attributes:
-        positions: `[rows, seen]` bool, the hidden tokens, indexed by their former position.
+        positions: `[rows, seen]` bool, these tokens, indexed by their former position.
         columns: `[rows, seen]` uint8, the new state of `Padding`.
-        ends: whether no visible token of their row follows the hidden ones.
+        ends: whether no visible token of their row follows them.
     """
 
     positions: Tensor
@@ -49,6 +51,7 @@ class Padding:
         all_real_from: columns from here on are known to have no pads; fewer columns may have some after rows or columns
             have gone.
         irregular: whether pads may be elsewhere than before the tokens of their row.
+        forgets: whether the cache may have been told to forget tokens, which masks may still show.
         agrees: whether the model has shown the same mask that the user gave.
 
     Args:
@@ -64,6 +67,7 @@ class Padding:
     observed: bool
     all_real_from: int
     irregular: bool
+    forgets: bool
     agrees: bool
     _columns: Tensor | None  # [rows, columns] uint8, the states above; later columns are visible
 
@@ -91,7 +95,10 @@ class Padding:
         joined = compared = self._merge(mask, seen + 1, batch, seen)
         known = self.columns(0, self.all_real_from, batch, mask.device)
         if known is not None:
-            compared = torch.cat([joined[:, : self.all_real_from] == known, joined[:, self.all_real_from :]], dim=1)
+            same = joined[:, : self.all_real_from] == known
+            if self.forgets:
+                same |= self._forgotten(self.all_real_from, batch, mask.device)
+            compared = torch.cat([same, joined[:, self.all_real_from :]], dim=1)
         # The minimum of bytes is ten times as fast as `all` of bools.
         return joined if bool(compared.view(torch.uint8).min()) else None
 
@@ -113,13 +120,13 @@ class Padding:
         if not seen or not readable:
             return None
         if mask is None and self.given is None:
-            raise _shown_again(None)
+            if self._columns is not None and bool((self._columns < _SHOWN).any()):
+                raise _shown_again(None)
+            return None
         mask = self._merge(mask, seen, batch, seen)
-        columns = torch.full_like(mask, _VISIBLE, dtype=torch.uint8)
-        if self._columns is not None and self.all_real_from:
-            known = self._expand(self._columns, batch)[:, :seen]
-            columns[:, : known.shape[1]] = known.to(mask.device)
-        visible = columns == _VISIBLE
+        columns = self._states(seen, batch, mask.device)
+        visible, forgotten = columns == _VISIBLE, columns == _SHOWN
+        mask = mask & ~forgotten
         if torch.equal(mask, visible):
             return None
         shown, hidden = mask & ~visible, visible & ~mask
@@ -127,11 +134,43 @@ class Padding:
             raise _shown_again(shown)
         position = torch.where(hidden, (columns >= _COUNTS).cumsum(-1) - 1, seen)
         positions = hidden.new_zeros(batch, seen + 1).scatter_(1, position, hidden)[:, :seen]
-        places = torch.arange(seen, device=mask.device)
-        last = torch.where(mask, places, -1).amax(-1, keepdim=True)
-        ends = (places > last) & hidden.any(-1, keepdim=True)
+        ends = _behind(mask | forgotten) & hidden.any(-1, keepdim=True)
         columns = columns.clamp_max(torch.where(ends, _CAME, torch.where(hidden, _COUNTS, _VISIBLE)).to(torch.uint8))
         return Hidden(positions, columns, not bool((hidden & ~ends).any()))
+
+    def without(self, positions: Tensor) -> Hidden:
+        """The state after forgetting tokens of the past, for `hide`. They keep their positions, and masks may show them.
+
+        Args:
+            positions: `[batch, seen]` bool, these tokens, indexed by their position.
+        """
+        columns = self._states(positions.shape[1], len(positions), positions.device)
+        visible = columns == _VISIBLE
+        gone = visible & positions.gather(1, ((columns >= _COUNTS).cumsum(-1) - 1).clamp_min(0))
+        ends = not bool((gone & ~_behind(visible & ~gone)).any())
+        return Hidden(positions, columns.masked_fill(gone, _SHOWN), ends)
+
+    def _states(self, seen: int, batch: int, device: torch.device) -> Tensor:
+        """`[batch, seen]` uint8, the state of each column."""
+        columns = torch.full((batch, seen), _VISIBLE, dtype=torch.uint8, device=device)
+        if self._columns is not None and self.all_real_from:
+            known = self._expand(self._columns, batch)[:, :seen]
+            columns[:, : known.shape[1]] = known.to(device)
+        return columns
+
+    def _forgotten(self, seen: int, batch: int, device: torch.device) -> Tensor:
+        """`[batch, seen]` bool, the tokens that the cache was told to forget."""
+        return self._states(seen, batch, device) == _SHOWN
+
+    def mask_without_forgotten(
+        self, seen: int, count: int, mask: Tensor | None, batch: int, config: Any
+    ) -> tuple[Tensor, bool]:
+        """The 2-D mask for layers that do not evict, and so still hold what was forgotten; see `channel.Tell`."""
+        device = mask.device if mask is not None else self._columns.device  # type: ignore[union-attr]
+        shown = torch.ones(batch, seen + count, dtype=torch.bool, device=device) if mask is None else mask.bool()
+        shown = shown.clone()
+        shown[:, :seen] &= ~self._forgotten(seen, batch, device)
+        return shown, False
 
     def _may_read(self, mask: Tensor, seen: int, single: bool) -> bool:
         """Reading the mask of every step would synchronise an accelerator. It is read up to the first column without a
@@ -141,6 +180,7 @@ class Padding:
     def hide(self, hidden: Hidden) -> None:
         """Set this state."""
         self._set(persistent(hidden.columns))
+        self.forgets = bool((hidden.columns == _SHOWN).any())
         self.irregular = True  # whatever the mask is, slots are no longer in the order of columns
 
     def observe(self, mask: Tensor | None, seen: int, length: int, batch: int) -> Tensor | None:
@@ -246,6 +286,10 @@ class Padding:
         beyond = stop - start - mask.shape[1]
         return torch.nn.functional.pad(mask, (0, beyond), value=True) if beyond else mask
 
+    def shown(self, start: int, stop: int, batch: int, device: torch.device) -> Tensor | None:
+        """Like `columns`: the columns that a mask may show."""
+        return self.columns(start, stop, batch, device, _SHOWN)
+
     def counted(self, start: int, stop: int, batch: int, device: torch.device) -> Tensor | None:
         """Like `columns`: the columns that have a position."""
         return self.columns(start, stop, batch, device, _COUNTS)
@@ -288,7 +332,7 @@ class Padding:
         """Forget the mask, also that of the user: the next prompt has its own."""
         self.given = self._columns = None
         self.all_real_from = 0
-        self.observed = self.irregular = self.agrees = False
+        self.observed = self.irregular = self.forgets = self.agrees = False
 
     def state_dict(self) -> StateDict:
         """The state of the mask."""
@@ -329,6 +373,12 @@ def mask_of_slots(mask: Tensor | None, used: Tensor, overwrites: bool, offset: i
     mask = used.new_ones(len(used), columns) if mask is None else mask.clone()
     mask[:, offset : offset + used.shape[1]] = used.to(mask.device)
     return mask
+
+
+def _behind(mask: Tensor) -> Tensor:
+    """`[rows, columns]` bool, the columns behind the last one of their row that the mask shows."""
+    places = torch.arange(mask.shape[1], device=mask.device)
+    return places > torch.where(mask, places, -1).amax(-1, keepdim=True)
 
 
 def _shown_again(shown: Tensor | None) -> ValueError:

@@ -13,11 +13,11 @@ Spans = tuple[Span, ...]
 
 #: No text has more tokens.
 _LONGEST = 1 << 48
-_FORM = "a list of pairs (start, end), the same for all rows, or a list of such lists, one for each row"
+_FORM = "{} must be a list of pairs (start, end), the same for all rows, or a list of such lists, one for each row"
 
 
-def read_spans(protect: object) -> tuple[Spans, ...]:
-    """Parse the option `protect`.
+def read_spans(spans: object, name: str = "protect") -> tuple[Spans, ...]:
+    """Parse the spans that an argument gives; `name`: how messages call it.
 
     Returns:
         Spans by row; one entry for all rows; or an empty tuple.
@@ -25,17 +25,17 @@ def read_spans(protect: object) -> tuple[Spans, ...]:
     Raises:
         TypeError: the value has another form. ValueError: a span begins before 0, or ends before it begins.
     """
-    if protect is None:
+    if spans is None:
         return ()
-    protect = read_protect(protect)
-    if not isinstance(protect, Sequence) or isinstance(protect, bytes):
-        raise TypeError(f"protect must be {_FORM}; got {protect!r}. `spans_of_roles` makes spans of messages.")
-    if any(_is_span(entry) for entry in protect):
-        return (merged(map(_span, protect)),)
-    for row in protect:
+    spans, form = read_protect(spans), _FORM.format(name)
+    if not isinstance(spans, Sequence) or isinstance(spans, bytes):
+        raise TypeError(f"{form}; got {spans!r}. `spans_of_roles` makes spans of messages.")
+    if any(_is_span(entry) for entry in spans):
+        return (merged(_span(entry, name) for entry in spans),)
+    for row in spans:
         if not isinstance(row, Sequence) or isinstance(row, str | bytes):
-            raise TypeError(f"protect must be {_FORM}; got {row!r} in it. `spans_of_roles` makes spans of messages.")
-    rows = tuple(merged(map(_span, row)) for row in protect)
+            raise TypeError(f"{form}; got {row!r} in it. `spans_of_roles` makes spans of messages.")
+    rows = tuple(merged(_span(entry, name) for entry in row) for row in spans)
     return rows if any(rows) else ()
 
 
@@ -61,14 +61,14 @@ def _is_span(entry: object) -> bool:
     return isinstance(entry, Sequence) and any(isinstance(bound, int) for bound in entry)
 
 
-def _span(entry: object) -> Span:
+def _span(entry: object, name: str) -> Span:
     numbers = [bound for bound in entry if isinstance(bound, int)] if isinstance(entry, Sequence) else []
     if len(numbers) != 2 or len(cast(Sequence[object], entry)) != 2 or bool in map(type, numbers):
-        raise TypeError(f"protect must be {_FORM}; got {entry!r} in it.")
+        raise TypeError(f"{_FORM.format(name)}; got {entry!r} in it.")
     start, end = numbers
     if not 0 <= start <= end <= _LONGEST:
         raise ValueError(
-            f"protect has the span ({start}, {end}): give the index of its first token, counted from 0, and the "
+            f"{name} has the span ({start}, {end}): give the index of its first token, counted from 0, and the "
             "index after its last token."
         )
     return start, end
@@ -90,8 +90,8 @@ def beginning(spans: Spans) -> int:
     return spans[0][1] if spans and spans[0][0] == 0 else 0
 
 
-def of_rows(spans: Sequence[Spans], rows: int) -> list[Spans]:
-    """Repeat spans to one entry per row; beams of a row follow each other.
+def of_rows(spans: Sequence[Spans], rows: int, name: str = "protect=") -> list[Spans]:
+    """Repeat spans to one entry per row; beams of a row follow each other. `name`: how messages call the spans.
 
     Raises:
         ValueError: the number of rows is not a multiple of the number of entries.
@@ -100,7 +100,7 @@ def of_rows(spans: Sequence[Spans], rows: int) -> list[Spans]:
         return [()] * rows
     if rows % len(spans):
         raise ValueError(
-            f"protect= has spans for {len(spans)} rows, which does not divide the batch of {rows}. Give one list "
+            f"{name} has spans for {len(spans)} rows, which does not divide the batch of {rows}. Give one list "
             "of pairs for each row, or one list for all rows."
         )
     return [row_spans for row_spans in spans for _ in range(rows // len(spans))]

@@ -171,6 +171,7 @@ def _calls(random: Random, family: str, options: dict[str, Any], budget: int) ->
         "alone": lambda: ("alone",),
         "unmasked": lambda: ("unmasked",),
         "protect": lambda: ("protect", _spans(random)),
+        "forget": lambda: ("forget", _spans(random), random.random() < 0.4),
         "hide": lambda: (
             "hide",
             random.choice(("end", "end", "any", "row")),
@@ -179,7 +180,7 @@ def _calls(random: Random, family: str, options: dict[str, Any], budget: int) ->
         ),
     }
     weights = {"steps": 9, "feed": 4, "crop": 3, "order": 3, "save": 2, "copy": 2, "shrink": 1, "fail": 1}
-    weights |= {"anew": 1, "gradient": 1, "alone": 1, "protect": 2, "hide": 4, "unmasked": 2}
+    weights |= {"anew": 1, "gradient": 1, "alone": 1, "protect": 2, "hide": 4, "forget": 3, "unmasked": 2}
     if options.get("record_past"):
         weights["crop"] = 8
     names = random.choices(list(weights), list(weights.values()), k=random.randint(2, 6))

@@ -201,17 +201,24 @@ class Game:
             real = torch.arange(count) >= torch.randint(count, (rows, 1), generator=self.draw)
         elif pads == "any" and fits and not self.recurrent:
             real = torch.randint(4, (rows, count), generator=self.draw) > 0
-        before = slow.visible.sum(1, keepdim=True) if slow.seen else torch.zeros(rows, 1, dtype=torch.long)
+        before = slow.shown.sum(1, keepdim=True) if slow.seen else torch.zeros(rows, 1, dtype=torch.long)
         return ids.masked_fill(~real, models.PAD), real, (before + real.long().cumsum(1) - 1).clamp(min=0)
 
     def _say(self, cache: Any, ids: Tensor, real: Tensor, positions: Tensor) -> Tensor:
-        mask = torch.cat([self.slow.visible, real], dim=1) if self.slow.seen else real
+        mask = torch.cat([self._past(), real], dim=1) if self.slow.seen else real
         given = None if self.without_masks and self.slow.seen and mask.all() else mask.long()
         with torch.no_grad(), self._autocast():
             logits: Tensor = self.model(
                 input_ids=ids, attention_mask=given, position_ids=positions, **{CACHE_ARGUMENT: cache}, use_cache=True
             ).logits
         return logits
+
+    def _past(self) -> Tensor:
+        """A mask of the past, `[rows, seen]` bool, that shows one or another of the forgotten tokens."""
+        forgotten = self.slow.shown & ~self.slow.visible
+        if not forgotten.any():
+            return self.slow.visible
+        return self.slow.visible | (forgotten & (torch.rand(forgotten.shape, generator=self.draw) < 0.7))
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast("cpu", torch.bfloat16, enabled=self.case.autocast)
@@ -262,7 +269,7 @@ class Game:
         before, held = copy.deepcopy(self.cache), self._positions()
         self.slow.commit(0)
         columns = self._hiding(hidden, count)
-        mask = torch.cat([self.slow.visible & ~hidden, columns[1]], dim=1).long()
+        mask = torch.cat([self._past() & ~hidden, columns[1]], dim=1).long()
         try:
             with self._autocast():
                 before.follow_up(columns[0], mask)
@@ -278,10 +285,36 @@ class Game:
 
     def _hiding(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Columns that come with a mask that hides these."""
-        before, self.slow.visible = self.slow.visible, self.slow.visible & ~hidden
+        before, self.slow.shown = self.slow.shown, self.slow.shown & ~hidden
         columns = self._columns(count, "none")
-        self.slow.visible = before
+        self.slow.shown = before
         return columns
+
+    def forget(self, spans: list[tuple[int, int]], own: bool = False) -> None:
+        """The cache is told to forget tokens; `own`: of the last row alone."""
+        if not self.slow.seen:
+            return
+        places, hidden = self.slow.real.cumsum(1) - 1, torch.zeros_like(self.slow.real)
+        lengths = self.slow.real.sum(1).tolist()
+        asked = [[(min(start, n), min(end, n)) for start, end in spans] for n in lengths]
+        asked = [row if not own or at == self.rows - 1 else [] for at, row in enumerate(asked)]
+        for row, row_spans in enumerate(asked):
+            for start, end in row_spans:
+                hidden[row] |= self.slow.real[row] & (places[row] >= start) & (places[row] < end)
+        held = self._positions()
+        if hidden.any():
+            self.slow.commit(0)
+        try:
+            with self._autocast():
+                self.cache.forget(asked)
+        except ValueError as error:
+            _refusal(error)
+            assert self.recurrent or "disposal" in self.case.options, str(error)
+            assert self._positions() == held or self.slow.recording
+            return
+        if hidden.any():
+            self.slow.hide(hidden & self.slow.visible, forget=True)
+        self.slow.check(self.cache)
 
     def alone(self) -> None:
         """The model without any cache, with texts as long as what layers hold: nothing of the run may reach it."""

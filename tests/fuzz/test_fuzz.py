@@ -170,8 +170,8 @@ def test_whatever_leaves_is_told_once() -> None:
     for case in map(draw, range(7000, 7043)):
         if case.options.keys() & {"bits", "static", "disposal"}:
             continue
-        # The disposal has no name to be saved under, and what a mask hides does not leave by eviction.
-        calls = (*(call for call in case.calls if call[0] not in ("save", "hide")), ("shrink", 1))
+        # The disposal has no name to be saved under, and what is hidden or forgotten does not leave by eviction.
+        calls = (*(call for call in case.calls if call[0] not in ("save", "hide", "forget")), ("shrink", 1))
         try:
             game = play(replace(case, options={**case.options, "disposal": Witness()}, calls=calls))
         except RefusedError:

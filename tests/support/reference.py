@@ -482,6 +482,7 @@ class SlowRow:
     # Of all columns seen, waiting ones included: whether it counts where positions are counted.
     columns: list[bool] = field(default_factory=list)
     hidden: set[int] = field(default_factory=set)  # columns that came as tokens, and that a later mask hid
+    forgotten: set[int] = field(default_factory=set)  # of these, what was forgotten and keeps its position
     pending: list[Token | None] = field(default_factory=list)  # None = pad
 
     def tokens_among(self, count: int) -> int:
@@ -489,11 +490,16 @@ class SlowRow:
         first = len(self.columns) - count
         return sum(real and first + at not in self.hidden for at, real in enumerate(self.columns[first:]))
 
-    def hide(self, columns: set[int]) -> set[int]:
-        """A mask hides these; returns the positions that they had. Those at the end count for none any more."""
+    def hide(self, columns: set[int], forget: bool = False) -> set[int]:
+        """A mask hides these, or they are forgotten; returns the positions that they had. Those that a mask hides at
+        the end count for none any more."""
         positions = {sum(self.columns[:column]) for column in columns if self.columns[column]}
         self.hidden |= columns
-        visible = [at for at, real in enumerate(self.columns) if real and at not in self.hidden]
+        if forget:
+            self.forgotten |= columns
+            return positions
+        hidden = self.hidden - self.forgotten
+        visible = [at for at, real in enumerate(self.columns) if real and at not in hidden]
         end = max(visible, default=-1) + 1
         self.columns[end:] = [False] * (len(self.columns) - end)
         return positions
@@ -640,6 +646,7 @@ class SlowLayer:
             reals = row.tokens_among(count)
             del row.columns[len(row.columns) - count :]
             row.hidden = {column for column in row.hidden if column < len(row.columns)}
+            row.forgotten &= row.hidden
             for group in row.groups:
                 group.pads -= count - reals
                 staying = [token for token in group.tokens if token.position < left]
@@ -655,12 +662,12 @@ class SlowLayer:
             for row, positions in zip(self.rows, gone, strict=True)
         ]
 
-    def hide(self, hidden: list[set[int]], level: list[int]) -> None:
-        """A mask hides these columns of each row. As many places as `level` says become empty in each group of a row,
-        or more; what lacks of them, the lowest of the other tokens give up."""
+    def hide(self, hidden: list[set[int]], level: list[int], forget: bool = False) -> None:
+        """A mask hides these columns of each row, or they are forgotten. As many places as `level` says become empty in
+        each group of a row, or more; what lacks of them, the lowest of the other tokens give up."""
         self.commit(0)
         for row, own, most in zip(self.rows, hidden, level, strict=True):
-            positions = row.hide(own) if own else set()
+            positions = row.hide(own, forget) if own else set()
             for group in row.groups:
                 last = max((token.position for token in group.tokens), default=-1) + 1
                 staying = [token for token in group.tokens if token.position not in positions]

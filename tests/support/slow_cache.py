@@ -143,7 +143,7 @@ class SlowCache:
     def clear(self) -> None:
         """Nothing was seen."""
         self.ids = self.positions = torch.zeros(0, 0, dtype=torch.long)
-        self.real = self.visible = torch.zeros(0, 0, dtype=torch.bool)
+        self.real = self.visible = self.shown = torch.zeros(0, 0, dtype=torch.bool)
         self.layers: dict[int, LayerRecord] = {}
         self.forwards: list[Forward] = []
         self.pending = 0
@@ -220,7 +220,7 @@ class SlowCache:
         self._new = ids, real, positions
         if not self.seen:
             self.ids, self.real, self.positions = ids[:, :0], real[:, :0], positions[:, :0]
-            self.visible = self.real
+            self.visible = self.shown = self.real
         self._came: dict[int, tuple[Tensor, Tensor]] = {}
         self._around = {}
         self.commit(0)
@@ -307,7 +307,7 @@ class SlowCache:
         self.ids, self.positions, self.real = (
             torch.cat(pair, dim=1) for pair in ((self.ids, ids), (self.positions, positions), (self.real, real))
         )
-        self.visible = forward.visible
+        self.visible, self.shown = forward.visible, torch.cat([self.shown, real], dim=1)
         self.most = max(self.most, self.seen)
         expected = self._twin_of(start).say(forward)
         self.forwards.append(forward)
@@ -465,7 +465,7 @@ class SlowCache:
     def _cut(self, left: int) -> None:
         self.taken_back = left
         self.ids, self.real, self.positions = self.ids[:, :left], self.real[:, :left], self.positions[:, :left]
-        self.visible = self.visible[:, :left]
+        self.visible, self.shown = self.visible[:, :left], self.shown[:, :left]
         counts = self.real.sum(1).tolist()
         self._gone = [{at for at in gone if at < count} for gone, count in zip(self._gone, counts, strict=False)]
         for record in self.layers.values():
@@ -480,7 +480,7 @@ class SlowCache:
         self._held_at.clear()
         self._moved_spans = [self.spans_of(row) for row in index]
         self.ids, self.real, self.positions = self.ids[index], self.real[index], self.positions[index]
-        self.visible = self.visible[index]
+        self.visible, self.shown = self.visible[index], self.shown[index]
         self._named_at = [self._named_at[row] for row in index] if self._named_at else []
         self._gone = [self._gone[row] for row in index] if self._gone else []
         self._hidden_at = [self._hidden_at[row] for row in index] if self._hidden_at else []
@@ -492,20 +492,23 @@ class SlowCache:
         self.forwards = [one.rows(index) for one in self.forwards]
         self._twin = None
 
-    def hide(self, hidden: Tensor) -> None:
-        """A mask hides these columns, `[rows, columns]` bool, all of them visible so far."""
+    def hide(self, hidden: Tensor, *, forget: bool = False) -> None:
+        """A mask hides these columns, `[rows, columns]` bool, all of them visible so far; or the cache is told to
+        `forget` them: masks may go on showing them, and all positions stay."""
         self.commit(0)
         columns = [set(row.nonzero()[:, 0].tolist()) for row in hidden]
         rules = [held_record.rule for held_record in self.layers.values() if held_record.rule is not None]
         lost = [rule.lost(columns) for rule in rules]
         level = [0 if self._unequal else max(most) for most in zip(*lost, strict=True)]
         for rule in rules:
-            rule.hide(columns, level)
+            rule.hide(columns, level, forget)
         self.visible = self.visible & ~hidden
         gone = self._positions_of(hidden)
-        end = [int(own[-1]) + 1 if len(own := row.nonzero()[:, 0]) else 0 for row in self.visible]
-        counts = torch.arange(self.seen) < torch.tensor(end)[:, None]
-        self.real = torch.where(hidden.any(-1, keepdim=True), self.real & counts, self.real)
+        if not forget:
+            self.shown = self.shown & ~hidden
+            end = [int(own[-1]) + 1 if len(own := row.nonzero()[:, 0]) else 0 for row in self.shown]
+            counts = torch.arange(self.seen) < torch.tensor(end)[:, None]
+            self.real = torch.where(hidden.any(-1, keepdim=True), self.real & counts, self.real)
         self._gone = [
             {at for at in before | own if at < count}
             for before, own, count in zip(
