@@ -1,0 +1,115 @@
+"""Tables of `long_rows.py`: what caches answer of long documents, with documents as the sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import sqrt
+from statistics import fmean, stdev
+from typing import Any
+
+from common import table
+from long_documents import KINDS
+
+Row = dict[str, Any]
+Cell = tuple[str, int, int]
+#: A model that answers fewer of a kind with the full cache is not asked: the rest would be luck.
+ABLE = 0.6
+#: Fewer documents than these make no line.
+FEWEST = 4
+TITLES = {
+    "full": "full cache",
+    "prepared": "after `prepare`",
+    "unprepared": "without `prepare`",
+    "int4": "`QuantizedCache`, quanto int4",
+    "int2": "`QuantizedCache`, quanto int2",
+}
+
+
+def cells(rows: Iterable[Row]) -> dict[Cell, list[Row]]:
+    """Rows of questions, text and reading by model, length and chunk; a row that was measured twice counts once."""
+    once: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        if row["kind"] not in ("run", "answer"):
+            once[(*cell_of(row), row["document"], row["cache"], row["share"], row["kind"], row.get("question"))] = row
+    found: dict[Cell, list[Row]] = {}
+    for row in once.values():
+        found.setdefault(cell_of(row), []).append(row)
+    return found
+
+
+def cell_of(row: Row) -> Cell:
+    """Model, length, and chunk; 0 = one forward."""
+    return row["model"], row["length"], row["chunk"]
+
+
+def able(rows: Iterable[Row]) -> list[str]:
+    """Kinds of questions that the full cache answers, most of them."""
+    right: dict[str, list[bool]] = {}
+    for row in rows:
+        if row["cache"] == "full" and "right" in row:
+            right.setdefault(row["kind"], []).append(row["right"])
+    return [kind for kind in KINDS if kind in right and fmean(right[kind]) >= ABLE]
+
+
+def share(rows: Iterable[Row]) -> str:
+    """Right of asked, and the standard error of their share in percent: questions of a document are no sample.
+
+    The error is not below that of as many independent questions, of which one more is right and one more wrong: where
+    all documents agree it would be 0.
+    """
+    by_document: dict[int, list[bool]] = {}
+    for row in rows:
+        by_document.setdefault(row["document"], []).append(row["right"])
+    right, asked = (sum(map(count, by_document.values())) for count in (sum, len))
+    if not asked:
+        return ""
+    mean, number = right / asked, len(by_document)
+    apart = sum((sum(own) - mean * len(own)) ** 2 for own in by_document.values())
+    clustered = sqrt(number / (number - 1) * apart) / asked if number > 1 else 1.0
+    likely = (right + 1) / (asked + 2)
+    return f"{right}/{asked} ± {100 * max(clustered, sqrt(likely * (1 - likely) / asked)):.0f} %"
+
+
+def lines(rows: list[Row], kinds: list[str]) -> Iterator[list[str]]:
+    """A line of cells for each cache."""
+    caches = list(dict.fromkeys((row["cache"], row["share"]) for row in rows))
+    order = [*TITLES]
+    caches.sort(key=lambda one: (order.index(one[0]) if one[0] in order else len(order) - 2.5, one[0]))
+    full = {row["document"]: row["nats"] for row in rows if row["cache"] == "full" and row["kind"] == "text"}
+    for name, part in caches:
+        own = [row for row in rows if (row["cache"], row["share"]) == (name, part)]
+        lost = [row["nats"] - full[row["document"]] for row in own if row["kind"] == "text"]
+        if len(lost) < FEWEST:
+            continue
+        reading = [row for row in own if row["kind"] == "read"]
+        asked = [row for row in own if "right" in row and row["kind"] in kinds]
+        yield [
+            TITLES.get(name, f"`{name}`"),
+            part or ("1" if name == "full" else f"{_memory(rows, reading):.2f}"),
+            f"{len(reading)}",
+            *(share(row for row in asked if row["kind"] == kind) for kind in kinds),
+            share(asked) if len(kinds) > 1 else "",
+            "0" if name == "full" else f"{fmean(lost):+.3f} ± {stdev(lost) / sqrt(len(lost)):.3f}",
+            f"{fmean(row['seconds'] for row in reading):.1f}",
+            f"{fmean(row['peak'] for row in reading) / 2**20:.1f}",
+        ]
+
+
+def _memory(rows: list[Row], reading: list[Row]) -> float:
+    """Bytes at the end, in shares of those of the full cache in 16 bits; models run in 32."""
+    full = {row["document"]: row["bytes"] for row in rows if row["cache"] == "full" and row["kind"] == "read"}
+    return fmean(row["bytes"] / full[row["document"]] * 2 for row in reading)
+
+
+def tables(rows: Iterable[Row]) -> str:
+    """All cells that have lines, each under its title."""
+    found = []
+    for (model, length, chunk), own in sorted(cells(rows).items()):
+        kinds = able(own)
+        header = ("cache", "memory", "documents", *(KINDS[kind] for kind in kinds), "all")
+        body = list(lines(own, kinds))
+        if body:
+            how = f"in chunks of {chunk}" if chunk else "in one forward"
+            made = table((*header, "text: nats lost", "reading, s", "peak, MiB"), body)
+            found.append(f"{model}, {length} tokens {how}\n\n{made}")
+    return "\n\n".join(found)
