@@ -11,8 +11,7 @@ from ..options.model import EMBEDDED, ModelOptions
 
 EPILOG = """[bold]What the table says[/]
 
-same as DynamicCache: a budget that holds everything gives the logits of DynamicCache, and so does a small \
-one with recall(blocks=all)
+same as DynamicCache: a budget that holds everything gives the logits of DynamicCache
 
 exact for what it holds: a small budget gives the logits of a full cache whose evicted positions are masked
 

@@ -112,7 +112,7 @@ class Baseline:
             NotCovered: the model raises an error, which is the message.
         """
         self._subject.use(self._subject.attention)
-        return self._told("the model fails with DynamicCache", text, calls, self._subject.dynamic()[0])
+        return self._told("the model fails with DynamicCache", text, calls, self._subject.dynamic())
 
     def masked(self, text: Text, calls: Calls, visible: dict[int, Tensor]) -> Tensor:
         """Logits with `DynamicCache`, where each layer and head sees only the `visible` tokens.
@@ -123,9 +123,9 @@ class Baseline:
         if self._no_masks:
             raise NotCovered(self._no_masks)
         self._subject.use(self._subject.attention)
-        pair, own = self._subject.dynamic()
-        with self._masking(self._subject, LayerMasks(visible, own)):
-            return self._told("the full cache to compare with takes no such mask", text, calls, pair)
+        cache = self._subject.dynamic()
+        with self._masking(self._subject, LayerMasks(visible, cache)):
+            return self._told("the full cache to compare with takes no such mask", text, calls, cache)
 
     def _told(self, failure: str, text: Text, calls: Calls, cache: Any) -> Tensor:
         try:
@@ -142,14 +142,12 @@ class Baseline:
             NotCovered: the model cannot be called like this.
         """
         if name not in self._measured:
-            text = self._text if self._subject.encodes else text_of(name, self._text, self._budget)
+            text = text_of(name, self._text, self._budget)
             calls = calls_of(name, text.length, self._budget)
             self._measured[name] = self._without_pads_that_matter(text, calls, self.run(text, calls))
         return self._measured[name]
 
     def _without_pads_that_matter(self, text: Text, calls: Calls, logits: Tensor) -> OwnCalls:
-        if self._subject.encodes:
-            return OwnCalls(text, calls, logits, 0.0)
         row = row_alone(calls, text)
         alone = self.run(text.alone(row), without(calls, text.pads[row]))
         pads = distance(logits[row : row + 1, text.pads[row] :], alone, torch.ones_like(alone[..., 0]))

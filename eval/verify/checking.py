@@ -23,7 +23,6 @@ _ASKED: dict[Mode, tuple[tuple[Question, ...], tuple[Question, ...]]] = {
     "dynamic": ((_SAME, _EXACT, _ALONE), (_SAME, _EXACT, _ALONE)),
     "static": ((_SAME, _EXACT, _ALONE), (_EXACT,)),
     "unequal budgets": ((_EXACT, _ALONE), (_EXACT,)),
-    "recall": ((_SAME,), (_SAME,)),
 }
 
 
@@ -39,15 +38,14 @@ def verify(
 
     It asks three questions:
 
-    - *same as DynamicCache*: a budget that holds everything changes nothing, and neither does a small one whose evicted
-      tokens come back (`disposal="recall(blocks=all)"`);
+    - *same as DynamicCache*: a budget that holds everything changes nothing;
     - *exact for what it holds*: a small budget gives what a full cache gives when the evicted positions are masked, per
       layer and head, in the model's own eager attention. The budget and the protected blocks are checked, too;
     - *row as alone*: a row of a batch gives what it gives without the other rows and without its pads.
 
     Each is checked in a left-padded batch, with the prompt in one forward, in chunks and token by token, under the
     model's own attention implementation and under "paged_eviction", with shared and separate heads, with dynamic and
-    static caches (not compiled), with equal budgets and one for each layer.
+    static caches (not compiled), with equal budgets and with one for each layer or head (`Heads.of`).
 
     Differences of logits are given in standard deviations of the logits. A difference counts as rounding up to 1e-4 in
     float32 and up to four units in the last place in half precision. The limit is higher for a model that differs from
@@ -68,6 +66,7 @@ def verify(
     Raises:
         ValueError, TypeError: the budget cannot be used, or the model has no token embeddings. Errors inside the model
             are part of the result.
+        RuntimeError: the cache refuses the options of a check for a plain model, too: the check is at fault.
     """
     model = without_parallel(model)
     model = getattr(model, "_orig_mod", model)  # a compiled model would be compiled again for every kind of call
@@ -101,11 +100,11 @@ def make_plan(own: str, budget: int) -> list[Check]:
     plan: list[Check] = []
     for turn, attention in enumerate(dict.fromkeys((own, PAGED_EVICTION))):
         for other, (mode, questions) in enumerate(_ASKED.items()):
-            if mode in ("unequal budgets", "recall") and attention != PAGED_EVICTION:
+            if mode == "unequal budgets" and attention != PAGED_EVICTION:
                 continue
             for at, calls in enumerate(_CALLS):
                 for question in questions[at > 0]:
-                    size = text_length(budget) if question == _SAME and mode != "recall" else budget
+                    size = text_length(budget) if question == _SAME else budget
                     heads = _HEADS[(turn + other + at) % 2]
                     plan.append(Check(question, attention, calls, heads, size, mode))
     return plan

@@ -23,11 +23,14 @@ class HeldRecord:
     Args:
         cache: an empty cache.
         text: the text that will be fed.
-        budgets: budget of each paged layer, computed independently of the cache.
+        budget: mean number of tokens of a layer or head.
+        limits: `[1 or kv_heads]` tokens of each paged layer, computed independently of the cache. Until a row is longer
+            than the largest of them, its heads may hold the mean.
     """
 
-    def __init__(self, cache: PagedEvictionCache, text: Text, budgets: Sequence[int]) -> None:
-        self._cache, self._text, self._budgets = cache, text, budgets
+    def __init__(self, cache: PagedEvictionCache, text: Text, budget: int, limits: Sequence[Tensor]) -> None:
+        self._cache, self._text, self._budget, self._limits = cache, text, budget, limits
+        self._settled = max((int(limit.max()) for limit in limits), default=0)
         self._pads = torch.tensor(text.pads, device=text.ids.device)
         self._columns = torch.arange(text.length, device=text.ids.device)
         #: By layer: `[rows, kv_heads, columns]` bool, held now; `[rows, kv_heads, queries, columns]` bool.
@@ -42,22 +45,28 @@ class HeldRecord:
         """
         columns, length = self._columns, self._text.length
         own = (columns <= columns[start:stop, None]) & (columns >= start) & self._text.mask.bool()[:, None, None]
-        for (index, layer), budget in zip(self._cache.paged_layers, self._budgets, strict=True):
+        for (index, layer), limits in zip(self._cache.paged_layers, self._limits, strict=True):
             positions = layer.positions.to(columns.device)  # [rows, kv_heads, slots], -1 for a pad
             at = torch.where(positions < 0, length, positions + self._pads[:, None, None]).clamp_max(length)
             now = torch.zeros(*at.shape[:2], length + 1, dtype=torch.bool, device=at.device)
             now = now.scatter_(2, at, True)[..., :length]
-            self._check(index, budget, positions, now, stop)
+            self._check(index, limits.to(columns.device), positions, now, stop)
             before = self.held.get(index, torch.zeros_like(now))
             visible = self.visible.setdefault(index, now.new_zeros(*now.shape[:2], length, length))
             visible[:, :, start:stop] = now[:, :, None] if stop - start == 1 else before[:, :, None] | own
             self.held[index] = now
 
-    def _check(self, index: int, budget: int, positions: Tensor, held: Tensor, stop: int) -> None:
-        if positions.shape[-1] > budget:
-            raise BrokenPromise(f"layer {index} holds {positions.shape[-1]} tokens at a budget of {budget}")
-        if (held.sum(-1) != (positions >= 0).sum(-1)).any():
+    def _check(self, index: int, limits: Tensor, positions: Tensor, held: Tensor, stop: int) -> None:
+        most, counts = max(int(limits.max()), self._budget), held.sum(-1)
+        if positions.shape[-1] > most:
+            raise BrokenPromise(f"layer {index} holds {positions.shape[-1]} tokens at a budget of {most}")
+        if (counts != (positions >= 0).sum(-1)).any():
             raise BrokenPromise(f"layer {index} holds a token twice, or one that it has not seen")
+        settled = (stop - self._pads >= self._settled)[:, None]
+        if (settled & (counts != limits)).any():
+            raise BrokenPromise(
+                f"the heads of layer {index} hold {counts.tolist()} tokens of each row at budgets of {limits.tolist()}"
+            )
         place = self._columns - self._pads[:, None]
         ends = (place < BLOCK_SIZE) | (self._columns >= stop - BLOCK_SIZE)
         if (((place >= 0) & (self._columns < stop) & ends)[:, None] & ~held).any():

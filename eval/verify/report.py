@@ -8,7 +8,7 @@ from hf_paged_eviction.internals import Heads
 
 Question = Literal["same as DynamicCache", "exact for what it holds", "row as alone"]
 CallNames = Literal["one forward", "chunks", "steps"]
-Mode = Literal["dynamic", "static", "unequal budgets", "recall"]
+Mode = Literal["dynamic", "static", "unequal budgets"]
 Outcome = Literal["exact", "refused", "wrong", "not covered"]
 _OUTCOMES: tuple[Outcome, ...] = ("wrong", "exact", "refused", "not covered")
 
@@ -24,13 +24,13 @@ class Check:
             by token after a short beginning.
         heads: one decision for all KV heads of a layer, or one for each.
         budget: tokens per layer.
-        mode: `static=True` (never compiled here), budgets that differ between layers, `disposal="recall(blocks=all)"`,
-            which brings all evicted tokens back, or none of these.
+        mode: `static=True` (never compiled here), budgets that differ between layers (and between heads, if separate),
+            or none of these.
         outcome: "exact"; "refused", by an error of this package that says why; "wrong"; "not covered", where there
             is nothing to compare with.
         error: largest difference of a logit, in standard deviations of the logits; None where none was measured.
-        effect: how much evictions change the logits (or would, if the tokens did not come back), in the same unit:
-            what an error has to be compared with. None where it was not measured.
+        effect: how much evictions change the logits, in the same unit: what an error has to be compared with. None
+            where it was not measured.
         reason: why the outcome is not "exact"; may be empty.
     """
 

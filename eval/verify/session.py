@@ -1,5 +1,6 @@
 """The state of `verify`."""
 
+import itertools
 import traceback
 from dataclasses import replace
 from functools import cached_property
@@ -8,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import LlamaConfig
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.internals import PAGED_EVICTION
 
 from .baseline import Baseline, distance
 from .held import BrokenPromise, HeldRecord
@@ -20,7 +23,6 @@ from .text import BLOCK_SIZE, Calls, Text, row_alone, text_length, text_of, with
 #: The effect of evictions must stand out from what counts as rounding so much, or a comparison shows nothing.
 _STANDS_OUT = 5
 _PACKAGE = Path(__file__).parents[2]
-_MODES: dict[str, dict[str, Any]] = {"static": {"static": True}, "recall": {"disposal": "recall(blocks=all)"}}
 
 
 class Session:
@@ -33,11 +35,16 @@ class Session:
 
     def __init__(self, subject: Subject, budget: int, seed: int) -> None:
         self._subject, self._budget = subject, budget
-        text = Text.draw(subject.model, text_length(budget), seed)
-        self._text = text if subject.encodes else text_of("chunks", text, budget)
+        self._text = text_of("chunks", Text.draw(subject.model, text_length(budget), seed), budget)
+        self._tried = set[tuple[str, str, str, str, int]]()
 
     def answer(self, check: Check) -> Check:
-        """Run a check; returns it with its outcome."""
+        """Run a check; returns it with its outcome.
+
+        Raises:
+            RuntimeError: the cache refuses the options of the check for a plain model, too.
+        """
+        self._try_on_a_plain_model(check)
         try:
             if not self._layers and check.budget < self._text.length:
                 raise NotCovered("no layer of this model evicts")
@@ -85,15 +92,10 @@ class Session:
         if check.question == "exact for what it holds":
             effect = distance(logits, everything, mask)
             return distance(logits, self._baseline.masked(own.text, own.calls, record.visible), mask), effect
-        if check.mode == "recall":
-            dropped, _ = self._follow(replace(check, mode="dynamic"), own.text, own.calls)
-            effect = distance(dropped, everything, mask)
         return distance(logits, everything, mask), effect
 
     def _alone(self, check: Check) -> tuple[float, None]:
         """How far a row is from itself alone."""
-        if self._subject.encodes:
-            raise NotCovered("the decoder of an encoder-decoder model begins without pads")
         own = self._baseline.of(check.calls)
         if own.pads:
             raise NotCovered(f"with DynamicCache, too, a row of this model depends on its pads: by {own.pads:.1e}")
@@ -108,7 +110,9 @@ class Session:
     @cached_property
     def _layers(self) -> list[int]:
         """Those that are paged. Raises what the constructor of the simplest cache raises."""
-        cache = self._subject.paged(budget=self._text.length, block_size=BLOCK_SIZE, policy="random")[1]
+        cache = PagedEvictionCache(
+            self._subject.model.config, budget=self._text.length, block_size=BLOCK_SIZE, policy="random"
+        )
         return [index for index, _ in cache.paged_layers]
 
     @cached_property
@@ -117,26 +121,67 @@ class Session:
 
     def _follow(self, check: Check, text: Text, calls: Calls) -> tuple[Tensor, HeldRecord]:
         """Logits of a new cache, and what it held."""
-        cache, paged = self._new_cache(check)
-        record = HeldRecord(paged, text, self._budgets(check)[: len(self._layers)])
+        cache, limits = self._new_cache(check), list(map(torch.tensor, self._limits(check)))
+        record = HeldRecord(cache, text, check.budget, limits)
         return self._subject.feed(text, cache, calls, record.after), record
 
-    def _new_cache(self, check: Check) -> tuple[Any, PagedEvictionCache]:
-        """A cache for the whole model, and the part of it that is looked at; the model is ready for it."""
+    def _new_cache(self, check: Check) -> PagedEvictionCache:
+        """A cache for the model, which is ready for it."""
+        options = _options(check, self._limits(check))
         self._subject.use(check.attention)
-        budgets = self._budgets(check)
-        return self._subject.paged(
-            budget=budgets if check.mode == "unequal budgets" else budgets[0],
-            block_size=BLOCK_SIZE,
-            policy=check.policy,
-            heads=check.heads,
-            **_MODES.get(check.mode, {}),
-        )
+        return PagedEvictionCache(self._subject.model.config, **options)
 
-    def _budgets(self, check: Check) -> list[int]:
-        """Of the paged layers; at least one, for models that have none."""
-        step = BLOCK_SIZE if check.mode == "unequal budgets" else 0
-        return [check.budget + step * (index % 2 or -1) for index in range(max(len(self._layers), 1))]
+    def _limits(self, check: Check) -> list[list[int]]:
+        """Tokens of each paged layer, one number, or of each of its KV heads, if unequal: a block more and a block less
+        in turn."""
+        if check.mode != "unequal budgets":
+            return [[check.budget] for _ in self._layers]
+        widths = self._kv_heads if check.heads == "separate" else [1 for _ in self._layers]
+        number, steps = sum(widths), itertools.cycle((-BLOCK_SIZE, BLOCK_SIZE))
+        units = [check.budget + step for step in itertools.islice(steps, number - number % 2)]
+        rest = iter([*units, *[check.budget] * (number % 2)])
+        return [list(itertools.islice(rest, width)) for width in widths]
+
+    @cached_property
+    def _kv_heads(self) -> list[int]:
+        """Of the paged layers."""
+        own = self._subject.dynamic()
+        self._subject.use(self._subject.attention)
+        self._subject.feed(self._text.alone(0), own, ((0, self._text.length),))
+        return [own.layers[index].keys.shape[1] for index in self._layers]
+
+    def _try_on_a_plain_model(self, check: Check) -> None:
+        """Whether the cache takes these options at all: what it refuses for a plain model says nothing about a model.
+
+        Raises:
+            RuntimeError: it does not.
+        """
+        ours = PAGED_EVICTION if check.attention == PAGED_EVICTION else "sdpa"
+        tried = (ours, check.mode, check.heads, check.policy, check.budget)
+        if tried in self._tried:
+            return
+        config = LlamaConfig(
+            num_hidden_layers=2, num_key_value_heads=2, num_attention_heads=2, attn_implementation=ours
+        )
+        uneven = [check.budget - BLOCK_SIZE, check.budget + BLOCK_SIZE]
+        table = [uneven, uneven] if check.heads == "separate" else [[tokens] for tokens in uneven]
+        try:
+            PagedEvictionCache(config, **_options(check, table))
+        except Exception as error:
+            raise RuntimeError(
+                f"A check of verify is at fault, because a plain model fails it, too: {error}"
+            ) from error
+        self._tried.add(tried)
+
+
+def _options(check: Check, limits: list[list[int]]) -> dict[str, Any]:
+    """The options of the cache of a check."""
+    options = {"budget": check.budget, "block_size": BLOCK_SIZE, "policy": check.policy, "heads": check.heads}
+    if check.mode == "static":
+        options["static"] = True
+    if check.mode == "unequal budgets" and limits:
+        options["allocator"] = f"heads:{limits}"  # the table of `Heads.of`
+    return options
 
 
 def _meant(error: Exception) -> bool:

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, EncoderDecoderCache
+from transformers import DynamicCache
 
-from hf_paged_eviction import PagedEvictionCache, paged_encoder_decoder_cache
 from hf_paged_eviction.internals import PAGED_EVICTION, cache_argument, cache_kwargs, unwrapped
 
 from .text import Calls, Text, embeddings
@@ -27,7 +26,6 @@ class Subject:
     """One model, and the way to call it.
 
     Attributes:
-        encodes: whether it is an encoder-decoder model; the text is then that of the decoder.
         dtype: dtype of its weights.
         coarse: whether the weights are in half precision.
         attention: its own attention implementation.
@@ -36,7 +34,6 @@ class Subject:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.dtype: torch.dtype = embeddings(model).dtype
-        self.encodes: bool = model.config.is_encoder_decoder
         self.coarse, self.attention = coarse(self.dtype), _attention_of(model)
         forward = unwrapped(model).forward
         self._takes_positions = "position_ids" in inspect.signature(forward).parameters
@@ -70,14 +67,11 @@ class Subject:
         """
         if not self._takes_cache:
             raise NotCovered("the model takes no cache")
-        encoded = self._encode(text) if self.encodes else None
         logits = []
         for start, stop in calls:
             ids = text.ids[:, start:stop]
-            how: dict[str, Any] = {"encoder_outputs": encoded, "decoder_input_ids": ids}
-            if not self.encodes:
-                how = {"input_ids": ids, "attention_mask": text.mask[:, :stop]}
-                how |= {"position_ids": text.positions[:, start:stop]} if self._takes_positions else {}
+            how = {"input_ids": ids, "attention_mask": text.mask[:, :stop]}
+            how |= {"position_ids": text.positions[:, start:stop]} if self._takes_positions else {}
             output = self.model(**how, **cache_kwargs(self.model, cache), use_cache=True)
             some = output.logits if hasattr(output, "logits") else output.last_hidden_state
             if some.shape[1] != stop - start:
@@ -87,27 +81,9 @@ class Subject:
                 after(start, stop)
         return torch.cat(logits, dim=1)
 
-    def _encode(self, text: Text) -> Any:
-        """What the encoder makes of a short text of each row; its pads do not matter here."""
-        try:
-            return self.model.get_encoder()(input_ids=text.ids[:, -9:])
-        except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise NotCovered(f"the encoder does not read token ids alone: {error}") from error
-
-    def dynamic(self) -> tuple[Any, DynamicCache]:
-        """The cache that transformers would use, and the part of it for the decoder's own tokens."""
-        own = DynamicCache(
-            config=self.model.config.get_text_config(decoder=True) if self.encodes else self.model.config
-        )
-        return EncoderDecoderCache(own, DynamicCache()) if self.encodes else own, own
-
-    def paged(self, **settings: Any) -> tuple[Any, PagedEvictionCache]:
-        """The same for the cache under test. Raises the errors of its constructor."""
-        if not self.encodes:
-            cache = PagedEvictionCache(self.model.config, **settings)
-            return cache, cache
-        pair = paged_encoder_decoder_cache(self.model.config, **settings)
-        return pair, pair.self_attention_cache
+    def dynamic(self) -> DynamicCache:
+        """The cache that transformers would use."""
+        return DynamicCache(config=self.model.config)
 
 
 def _attention_of(model: Any) -> str:

@@ -23,10 +23,15 @@ class BudgetAllocator(Named):
     Class attributes:
         name: set by `register_allocator`.
         paper: arXiv id, or None.
-        per_head: whether the KV heads of a layer may hold different numbers of tokens; needs heads="separate".
+        per_head: whether the KV heads of a layer may hold different numbers of tokens.
     """
 
     per_head: ClassVar[bool] = False
+
+    @property
+    def divides_heads(self) -> bool:
+        """Whether the KV heads of a layer do, which needs heads="separate"."""
+        return self.per_head
 
     def check_model(self, config: Any) -> None:
         """Check that this allocator can serve a model.
@@ -78,7 +83,7 @@ class FixedAllocator(BudgetAllocator, ABC):
     def most_stored(self, mean: BlockBudget, layers: int, rows: int) -> int:
         """See `BudgetAllocator.most_stored`. A layer's storage is as long as its longest row: in a batch, the first
         layers may be long for one row and the last ones for another."""
-        if rows == 1 or self.per_head:
+        if rows == 1 or self.divides_heads:
             return super().most_stored(mean, layers, rows)
         total = torch.tensor([mean.capacity * layers], device="cpu")
         return sum(max(int(tokens), mean.capacity) for tokens in self.limits(mean, layers, total))

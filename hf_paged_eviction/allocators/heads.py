@@ -57,7 +57,8 @@ class Heads(FixedAllocator):
 
     @classmethod
     def of(cls, table: Sequence[Sequence[float]] | Tensor) -> "Heads":
-        """Make an allocator from a table: a row for each layer that evicts, a number for each KV head.
+        """Make an allocator from a table: a row for each layer that evicts, a number for each KV head. With one number
+        in every row it shares out among layers alone, and fits heads="shared" and latents (MLA).
 
         Raises:
             TypeError, ValueError: `table` is not such a table.
@@ -83,6 +84,11 @@ class Heads(FixedAllocator):
         except (TypeError, ValueError) as error:
             raise ValueError(f"heads: {self.file[:60]!r} is no table of shares: {error}.") from error
 
+    @property
+    def divides_heads(self) -> bool:
+        """See `BudgetAllocator.divides_heads`."""
+        return any(table.shape[1] > 1 for table in self.table.layers.values())
+
     @staticmethod
     def is_here(file: str) -> bool:
         """See `Named.is_here`."""
@@ -95,10 +101,10 @@ class Heads(FixedAllocator):
 
     def check_model(self, config: Any) -> None:
         """See `BudgetAllocator.check_model`."""
-        if is_latent_attention(config):
+        if self.divides_heads and is_latent_attention(config):
             raise ValueError(
                 "allocator='heads' divides the budget among KV heads, but this model caches latents (MLA), which "
-                "all heads read: use allocator='uniform' or 'pyramid'."
+                "all heads read: use allocator='uniform' or 'pyramid', or a table with one number for each layer."
             )
         if self._profile is not None:
             self._profile.check_model(config)

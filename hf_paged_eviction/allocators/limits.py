@@ -238,7 +238,7 @@ class LayerLimits:
                 "to other processes, which would have to make room for what is decided here. Use allocator='uniform' "
                 "or one that shares out among layers, or keep the model in one process."
             )
-        if isinstance(allocator, FixedAllocator) and allocator.per_head:
+        if isinstance(allocator, FixedAllocator) and allocator.divides_heads:
             wanted = self.table.heads[self.place]
             if wanted != kv_heads * processes:
                 raise ValueError(

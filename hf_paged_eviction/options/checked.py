@@ -81,7 +81,7 @@ def chosen_heads(heads: object, policy: EvictionPolicy, allocator: BudgetAllocat
         ValueError: `heads` is not one of the choices.
     """
     if heads is None:
-        apart = allocator.per_head or (policy.needs.heads == "separate" and not mixes_heads(config))
+        apart = allocator.divides_heads or (policy.needs.heads == "separate" and not mixes_heads(config))
         return "separate" if apart else "shared"
     if heads not in ("shared", "separate"):
         raise ValueError(f'heads must be "shared", "separate" or None for what the policy says, got {heads!r}.')
@@ -197,7 +197,7 @@ class CheckedOptions:
                 "only when a prompt arrives: give budget= in tokens, or use allocator='uniform' or "
                 f"'pyramid'{plain}."
             )
-        if allocator.per_head and not isinstance(allocator, Global) and self.heads != "separate":
+        if allocator.divides_heads and not isinstance(allocator, Global) and self.heads != "separate":
             raise ValueError(
                 f'The allocator {allocator.name!r} divides the budget among KV heads: use heads="separate".'
             )
@@ -215,7 +215,7 @@ class CheckedOptions:
     @property
     def _spans_layers(self) -> bool:
         """Whether one budget is shared out among the heads of all layers, without padding."""
-        return self.allocator.per_head and not isinstance(self.allocator, HeadAllocator)
+        return self.allocator.divides_heads and not isinstance(self.allocator, HeadAllocator)
 
     @property
     def _bounded_in_bytes(self) -> bool:

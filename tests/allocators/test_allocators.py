@@ -14,9 +14,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import models
+import modes
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import (
     BudgetAllocator,
+    Heads,
     Uniform,
     available_allocators,
     make_allocator,
@@ -246,6 +248,20 @@ def test_refusals() -> None:
         PagedEvictionCache(ours.config, budget=64, allocator="ada_kv", heads="shared")
     with pytest.raises(ValueError, match="budget="):
         PagedEvictionCache(ours.config, budget="50%", allocator="cake")
+
+
+@pytest.mark.parametrize(("family", "heads"), [("llama", "shared"), ("llama", "separate"), ("deepseek_v3", "shared")])
+def test_a_table_of_layers(family: str, heads: str) -> None:
+    """One number for each layer: heads may be shared, and latents have none."""
+    model = models.shared(family, "paged_eviction")
+    allocator = Heads.of([[3.0], [1.0]])
+    settings = {"budget": 32, "block_size": 4, "policy": "keydiff"}
+    cache = models.paged(model.config, **settings, heads=heads, allocator=allocator)
+    ids, mask = models.left_pad(models.prompts([100, 60]))
+    modes.forward(model, cache, ids, mask, 0, 100)
+    assert [(layer.positions >= 0).sum(-1).unique().tolist() for _, layer in cache.paged_layers] == [[48], [16]]
+    with pytest.raises(ValueError, match=r'heads="separate"|latents'):
+        models.paged(model.config, budget=32, block_size=4, allocator=Heads.of([[3.0, 1.0]] * 2), heads="shared")
 
 
 def test_a_list_of_budgets() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -17,7 +18,7 @@ from transformers.masking_utils import AttentionMaskInterface
 import hf_paged_eviction
 import models
 from hf_paged_eviction import PagedEvictionCache, Verification, verify
-from hf_paged_eviction.disposals.recall.recall import RecallAction
+from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.layer import overflow
 from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction.masks.padding import Padding
@@ -25,7 +26,7 @@ from hf_paged_eviction.queries import attention
 from hf_paged_eviction.store.store import Store
 from hf_paged_eviction.table.budget import BlockBudget
 from hf_paged_eviction.table.table import BlockTable
-from hf_paged_eviction_eval.verify import checking
+from hf_paged_eviction_eval.verify import checking, session
 from hf_paged_eviction_eval.verify.checking import make_plan
 from hf_paged_eviction_eval.verify.report import Check
 
@@ -58,6 +59,8 @@ def test_a_right_cache_is_exact(family: str) -> None:
     assert report.noise <= report.tolerance
     assert 1e-4 <= report.tolerance < 3e-4
     assert all(check.error is not None and check.error <= report.tolerance for check in report.checks)
+    modes = Counter(check.mode for check in report.checks)
+    assert modes == {"dynamic": 18, "static": 10, "unequal budgets": 4}, "a check is missing"
     # The comparison had something to find.
     assert min(check.effect for check in report.checks if check.effect is not None) > 0.2
     assert calls == [(done, len(report.checks)) for done in range(len(report.checks) + 1)]
@@ -67,11 +70,11 @@ def test_a_right_cache_is_exact(family: str) -> None:
     assert json.loads(json.dumps(asdict(report)))["checks"][0]["error"] == 0.0
 
 
-def test_latent_attention_and_what_is_refused_of_it() -> None:
-    with only(lambda check: check.mode in ("static", "recall")):
+def test_latent_attention() -> None:
+    """Which has no heads: its budgets differ between layers alone."""
+    with only(lambda check: check.mode != "dynamic" and check.attention == "paged_eviction"):
         report = verify(models.shared("deepseek_v3"))
-    assert report.ok and outcomes(report) == {"exact", "refused"}, str(report)
-    assert {(check.mode, "latents" in check.reason) for check in report.of("refused")} == {("recall", True)}
+    assert len(report.of("exact")) == len(report.checks) == 9, str(report)
 
 
 def test_half_precision_is_judged_by_its_own_rounding() -> None:
@@ -80,11 +83,22 @@ def test_half_precision_is_judged_by_its_own_rounding() -> None:
     assert report.dtype == "bfloat16" and 1e-2 < report.noise < report.tolerance < 0.6
 
 
-def test_what_does_not_come_back_is_found() -> None:
-    broken = patch.object(RecallAction, "extra_attention", lambda self, call: None)
-    with broken, only(lambda check: check.mode == "recall" or check.calls == "one forward"):
+def test_budgets_that_are_equal_after_all_are_found() -> None:
+    right = Heads.shares
+    broken = patch.object(Heads, "shares", lambda *args: [torch.ones_like(shares) for shares in right(*args)])
+    with broken, only(lambda check: check.mode == "unequal budgets" and check.question == "exact for what it holds"):
         report = verify(models.shared("llama"))
-    assert {(check.mode, check.budget) for check in report.of("wrong")} == {("recall", 20)}
+    assert len(report.of("wrong")) == len(report.checks) == 3, str(report)
+    assert all("at budgets of" in check.reason for check in report.checks)
+
+
+@pytest.mark.parametrize("fault", [{"disposal": "gone"}, {"gone": True}, {"allocator": "gone"}])
+def test_options_that_do_not_exist_are_no_refusal_of_the_model(fault: dict[str, Any]) -> None:
+    """What is withdrawn from the cache must not vanish from the checks while the result stays good."""
+    options = session._options
+    broken = patch.object(session, "_options", lambda *args: options(*args) | fault)
+    with broken, pytest.raises(RuntimeError, match=r"at fault.*gone"):
+        verify(models.shared("llama"), thorough=False)
 
 
 def test_the_short_way_finds_most() -> None:
@@ -224,13 +238,9 @@ def test_an_encoder_decoder_model() -> None:
     model = models.randomise(transformers_seq2seq(config), 0)
     with torch.no_grad():
         model.model.shared.weight.normal_(generator=torch.Generator().manual_seed(1))
-    with only(lambda check: check.attention == "sdpa"):
-        report = verify(model)
-    assert report.ok, str(report)
-    exact = {(check.question, check.calls) for check in report.of("exact")}
-    assert {("exact for what it holds", calls) for calls in ("one forward", "chunks", "steps")} <= exact
-    assert {check.question for check in report.of("not covered")} == {"row as alone"}
-    assert {check.mode for check in report.of("refused")} == {"static"}
+    report = verify(model)
+    assert report.ok and outcomes(report) == {"refused"}, str(report)
+    assert {"bart is an encoder-decoder model" in check.reason for check in report.checks} == {True}
 
 
 SIZES = {"layers": 2, "attention_heads": 4}
