@@ -53,7 +53,8 @@ class MemoryPlan:
                 memory.
 
         Raises:
-            ValueError: the memory holds too few tokens, or this layer needs more per token than the first one did.
+            ValueError: the memory holds too few tokens (a share of it: for the protected spans), or this layer needs
+                more per token than the first one did.
         """
         if not self._begun:
             self._begun, self._token_bytes = True, token_bytes
@@ -64,7 +65,7 @@ class MemoryPlan:
         elif token_bytes > self._token_bytes:
             raise ValueError(
                 f"Layer {layer_idx} takes {token_bytes:,} bytes per token, an earlier one {self._token_bytes:,}: "
-                f"budget={self._total:,} bytes were divided for layers of one width and would be exceeded. Give "
+                f"budget={self._sizes.text!r} was divided for layers of one width and would be exceeded. Give "
                 "the budget in tokens for this model."
             )
 
@@ -80,12 +81,20 @@ class MemoryPlan:
         tokens = room // layers // size * size
         while tokens >= smallest and (stored := self._storage(self._sizes.of(tokens), rows)) > room:
             tokens = min(tokens * room // stored // size * size + size, tokens - size)
+        share = self._sizes.memory_share
+        if tokens < smallest and share is not None:
+            if not any(self._sizes.spans):
+                return smallest  # of a short text, as a share of its tokens
+            raise ValueError(
+                f"budget={share.text!r} holds {tokens} tokens here, which leaves no room for what protect= names: with "
+                f"the newest tokens and a block to evict, {smallest} are needed. Give a larger share, or tokens."
+            )
         if tokens < smallest:
             least = smallest * layers * token_bytes + taken
             more = f" + {layers} x {beside:,} (beside the slots, such as tokens that are not rounded)" if beside else ""
             more += f" + {passing:,} (for a moment)" if passing else ""
             raise ValueError(
-                f"budget={self._total:,} bytes is too small: a token of all {rows} rows takes {token_bytes:,} "
+                f"budget={self._sizes.text!r} is too small: a token of all {rows} rows takes {token_bytes:,} "
                 f"bytes in each of {layers} paged layers, so {tokens} tokens would fit (whole blocks of {size}), "
                 f"and at least {smallest} are needed: the protected tokens, the newest block and a block to evict. "
                 f"{smallest} x {layers} x {token_bytes:,}{more} = {least:,} bytes, or fewer rows at a time."

@@ -139,7 +139,7 @@ class Padding:
         return Hidden(positions, columns, not bool((hidden & ~ends).any()))
 
     def without(self, positions: Tensor) -> Hidden:
-        """The state after forgetting tokens of the past, for `hide`. They keep their positions, and masks may show them.
+        """The state after forgetting tokens of the past, for `hide`. They keep their positions; masks may show them.
 
         Args:
             positions: `[batch, seen]` bool, these tokens, indexed by their position.

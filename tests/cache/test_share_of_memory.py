@@ -97,6 +97,26 @@ def test_a_first_chunk_is_not_the_prompt() -> None:
         model(torch.full((1, LENGTH), 5), **{CACHE_ARGUMENT: cache})
 
 
+@pytest.mark.parametrize("budget", ["25% of memory", "0.5% of memory of 8192 tokens", "1% of memory"])
+@pytest.mark.parametrize("rows", [1, 2])
+@torch.inference_mode()
+def test_of_a_short_prompt_it_is_the_smallest_budget(rows: int, budget: str) -> None:
+    """As a share of its tokens is; of bytes as a number, and of spans that must stay, the way out is told."""
+    model = models.shared("llama")
+    ids, settings = torch.full((rows, 35), 5), {"policy": "keydiff", "block_size": 16}
+    cache = PagedEvictionCache(model.config, budget, **settings)
+    model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False, **{CACHE_ARGUMENT: cache}
+    )
+    assert cache.budget == 48
+    bytes_ = PagedEvictionCache(model.config, "1KiB", **settings)
+    with pytest.raises(ValueError, match=r"^budget='1KiB' is too small"):
+        model(ids, **{CACHE_ARGUMENT: bytes_})
+    protecting = PagedEvictionCache(model.config, budget, **settings, protect=[(3, 20)])
+    with pytest.raises(ValueError, match=rf"^budget='{budget}' .*protect=.*Give a larger share"):
+        model(ids, **{CACHE_ARGUMENT: protecting})
+
+
 def test_tensors_without_tokens_are_no_prompt() -> None:
     cache = PagedEvictionCache(models.family_config("llama"), "50% of memory", policy="keydiff")
     empty = torch.zeros(1, 2, 0, 8)

@@ -54,7 +54,7 @@ ALL_PROTECTED = "--model /no/such/model --policies recency --budgets 100 --outpu
         ("bench --variants paged,quest", "unknown variant quest (--variants); choose from full, floor, paged"),
         ("bench --contexts 1k", "--contexts '1k': write whole numbers"),
         ("bench --budgets 1000", "--budgets 1000: budget=1000 is not a multiple"),
-        ("bench --budgets 1KiB", "--budgets 1KiB: budget=1,024 bytes is too small"),
+        ("bench --budgets 1KiB", "--budgets 1KiB: budget='1KiB' is too small"),
         ("bench --steps 20", "--steps 20 must be a multiple of the block size 16"),
         ("bench --steps 1024", "use fewer steps"),
         ("bench --policy snapkv", "--policy snapkv needs attention"),
