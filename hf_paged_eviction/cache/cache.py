@@ -54,8 +54,20 @@ from . import context
 from .follow_up import follow_up as follow_up_inputs
 
 
+class _CacheClass(type):
+    """The class of the class: `generate` notes on the cache that it was handed one, also where it was the class."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        if name == "_is_user_defined":
+            raise TypeError(
+                f"The cache must be an object, not the class: pass {cls.__name__}(model.config, budget=1024), or "
+                "another budget."
+            )
+        super().__setattr__(name, value)
+
+
 @suggest_arguments
-class PagedEvictionCache(DynamicCache):  # type: ignore[misc]
+class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[misc]
     """A `DynamicCache` that holds at most `budget` tokens per layer and row (PagedEviction, arXiv 2509.04377).
 
     Pass it to `generate` or to the model as `cache=` (before transformers 5.24: `past_key_values=`). Full-attention

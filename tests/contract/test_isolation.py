@@ -103,3 +103,15 @@ def test_no_automatic_compilation() -> None:
     assert cache.is_compileable is False
     cache._is_user_defined = True  # generate marks the cache it was given
     assert all(layer._layer_type is None for layer in cache.layers if hasattr(layer, "_layer_type"))
+
+
+@pytest.mark.parametrize("kind", [PagedEvictionCache, type("Own", (PagedEvictionCache,), {})])
+def test_the_class_is_no_cache(kind: type[PagedEvictionCache]) -> None:
+    """`generate` marks what it was given, and a mark on the class would switch the guards of all caches off."""
+    model, ids = models.shared("llama"), models.prompts([12])[0][None]
+    with pytest.raises(TypeError, match=r"an object, not the class: pass \w+\(model.config"):
+        modes.generate(model, kind, ids, torch.ones_like(ids), 4)
+    cache = kind(model.config, budget=64, policy="keydiff")
+    modes.generate(model, cache, ids, torch.ones_like(ids), 4)
+    with pytest.raises(ValueError, match="the text must begin with what was seen"):
+        modes.generate(model, cache, ids, torch.ones_like(ids), 4)
