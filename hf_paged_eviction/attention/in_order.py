@@ -5,12 +5,14 @@ outputs are joined by the sums of their exponentials, which the kernel of torch 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 _DTYPES = torch.float32, torch.bfloat16, torch.float16
-_FLASH = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+#: A private operator of torch, the only one for CPUs that returns the logarithms of sums of exponentials.
+_FLASH: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Attention of single queries to keys and values in segments of different length, without a padded copy."""
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,43 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from ..cpu.library import library, missing
 from .parts import Part, join, read
 from .weights import Logits
-
-
-class SegmentsReader:
-    """`InSegments.read`, by one prepared call of a function in C where that can be; a `Reader`.
-
-    Args:
-        held: the segments.
-        bounds: see `Segments`.
-    """
-
-    def __init__(self, held: "InSegments", bounds: tuple[Tensor, Tensor]) -> None:
-        self._held, self._bounds, self._prepared, self._kind = held, bounds, None, None
-        parts = held.keys, held.values, *bounds
-        kind = held.keys.dtype == held.values.dtype and held.keys.dtype in (torch.float32, torch.bfloat16)
-        self._may = held.visible is None and kind and all([part.is_cpu and part.is_contiguous() for part in parts])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SegmentsReader, (self._held, self._bounds)
-
-    def __call__(self, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
-        plain = self._may and not torch.compiler.is_compiling() and not query.requires_grad
-        if plain and logits.softcap is None and logits.sinks is None:
-            if (query.shape, query.dtype, logits.scaling) != self._kind:
-                self._prepare(query, logits)
-            if self._prepared is not None:
-                return self._prepared(query)
-        return self._held.read(query, mask, logits)
-
-    def _prepare(self, query: Tensor, logits: Logits) -> None:
-        from ..precision import native
-
-        self._kind, self._prepared = (query.shape, query.dtype, logits.scaling), None
-        if query.dtype == self._held.keys.dtype and native.missing() is None:
-            states = self._held.keys, self._held.values
-            self._prepared = native.PreparedPlain(query, *states, self._bounds, logits.scaling)
 
 
 @dataclass(frozen=True)
@@ -94,3 +61,82 @@ class InSegments:
             of_segment = Logits(scale, logits.softcap, sink)
             outputs.append(join([read(one.transpose(1, 2), Part(key, value, bias), of_segment)], of_segment))
         return torch.cat(outputs).reshape(rows, 1, heads, -1).to(query.dtype)
+
+
+class SegmentsReader:
+    """`InSegments.read`, by a prepared call of the function in C where that can be; a `Reader`.
+
+    Args:
+        held: the segments.
+        bounds: see `Segments`.
+    """
+
+    def __init__(self, held: InSegments, bounds: tuple[Tensor, Tensor]) -> None:
+        self._held, self._bounds = held, bounds
+        self._prepared: Prepared | None = None
+        self._kind: tuple[object, ...] | None = None
+        parts = held.keys, held.values, *bounds
+        kind = held.keys.dtype == held.values.dtype and held.keys.dtype in (torch.float32, torch.bfloat16)
+        self._may = held.visible is None and kind and all([part.is_cpu and part.is_contiguous() for part in parts])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SegmentsReader, (self._held, self._bounds)
+
+    def __call__(self, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
+        plain = self._may and not torch.compiler.is_compiling() and not query.requires_grad
+        if plain and logits.softcap is None and logits.sinks is None:
+            kind = query.shape, query.dtype, logits.scaling
+            if kind != self._kind:
+                self._prepare(query, logits)
+                self._kind = kind
+            if self._prepared is not None:
+                return self._prepared(query)
+        return self._held.read(query, mask, logits)
+
+    def _prepare(self, query: Tensor, logits: Logits) -> None:
+        keys, values = self._held.keys, self._held.values
+        can = query.dtype == keys.dtype and missing() is None
+        self._prepared = Prepared(query, keys, values, self._bounds, logits.scaling) if can else None
+
+
+class _Plain(ctypes.Structure):
+    """`Plain` of `attend.c`."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "starts", "lengths", "output")),
+        *((name, ctypes.c_int64) for name in ("sets", "group", "key_dim", "value_dim", "narrow")),
+        ("scaling", ctypes.c_double),
+    ]
+
+
+class Prepared:
+    """Attention of single queries to segments of keys and values by the function in C, for any number of queries like
+    this one. It is valid as long as no tensor is replaced; what is written to them counts.
+
+    Args:
+        query: `[rows, query_heads, 1, dim]`, such as will come.
+        keys, values: `[total, dim]`, float32 or bfloat16, contiguous, of the dtype of the queries.
+        bounds: see `Segments`, contiguous.
+        scaling: of logits.
+
+    Raises:
+        RuntimeError: the function is `missing`.
+    """
+
+    def __init__(
+        self, query: Tensor, keys: Tensor, values: Tensor, bounds: tuple[Tensor, Tensor], scaling: float
+    ) -> None:
+        sets, self._kept = bounds[0].numel(), (keys, values, *bounds)
+        pointers = None, *(part.data_ptr() for part in self._kept), None
+        narrow, dims = keys.dtype == torch.bfloat16, (keys.shape[-1], values.shape[-1])
+        self._call = _Plain(*pointers, sets, query.shape[0] * query.shape[1] // sets, *dims, narrow, scaling)
+        self._attend, self._at = library().attend_plain, ctypes.byref(self._call)
+        self._shape, self._dtype = (query.shape[0], 1, query.shape[1], dims[1]), query.dtype
+
+    def __call__(self, query: Tensor) -> Tensor:
+        """Attention of these queries, `[rows, 1, query_heads, dim]`."""
+        wide = (query if self._dtype == torch.float32 else query.float()).contiguous()
+        output, call = wide.new_empty(self._shape), self._call
+        call.query, call.output = wide.data_ptr(), output.data_ptr()
+        self._attend(self._at)
+        return output if self._dtype == torch.float32 else output.to(self._dtype)

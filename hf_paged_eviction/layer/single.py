@@ -63,8 +63,8 @@ class BlockFill:
         """Write a token, `[B, H, 1, dim]`, and count it in the table, the present one of the layer.
 
         Returns:
-            What attention reads, see `as_it_lies`, or in few bits the token alone; None if the token differs in kind from those held, or if something
-            has to be decided.
+            What attention reads, see `as_it_lies`, or in few bits the token alone; None if the token differs in kind
+            from those held, or if something has to be decided.
         """
         columns, counters = self._columns, self._table.counters
         seen = counters.seen

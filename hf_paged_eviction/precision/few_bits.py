@@ -12,8 +12,9 @@ from ..integration.rotary import Rotary
 from ..store.coders import KeysValues, Visible
 from ..store.columns import Columns, States
 from ..store.exact import Exact
-from . import fused, native
+from . import fused
 from .codec import LEVELS, Codec, Codes
+from .decoding import decode
 from .in_codes import InCodes, fuses
 
 #: This many protected first tokens are not rounded, because models attend to them more than to any others. On SmolLM2
@@ -25,9 +26,10 @@ FEW = 768
 _PARTS = "key", "value"
 
 
-def fuses_not(like: Tensor) -> bool:
-    """Whether an eager call can decode in C."""
-    return like.is_cpu and not torch.compiler.is_compiling() and fused.available(like.device)
+def _in_c(codec: Codec, like: Tensor) -> bool:
+    """Whether `decode` can read codes of this codec, of states like these, and is there."""
+    readable = type(codec) is Codec and bool(codec.bits) and codec.turned and like.dtype == torch.float32
+    return readable and like.is_cpu and not torch.compiler.is_compiling() and fused.available(like.device)
 
 
 class FewBits:
@@ -92,27 +94,26 @@ class FewBits:
         return self._decode(0, columns, exact), self._decode(1, columns, exact)
 
     def read(self, columns: Columns, held: int | None, place: int) -> Tensor:
-        """The first `held` slots (None = all) of keys (`place` 0) or values (1), decoded: `[batch, kv_heads, held,
-        dim]`; of segments, nothing beyond their ends means anything."""
-        exact, part, codec = columns.beside, _PARTS[place], self.codecs[place]
+        """See `Coder.read`; always a new tensor."""
+        exact, codec = columns.beside, self.codecs[place]
+        parts = {name: columns[name] for name in (f"{_PARTS[place]}_codes", f"{_PARTS[place]}_levels", "positions")}
+        bounds: tuple[Tensor | None, Tensor | None] = columns.layout.bounds or (None, None)
         like, rotary = (exact.keys, exact.values)[place], codec.rotary
-        names = [f"{part}_codes", f"{part}_levels", "positions"]
-        parts = [columns.tensors[name] for name in names]
-        bounds = columns.layout.bounds or (None, None)
-        if not (type(codec) is Codec and codec.bits and codec.turned and like.dtype == torch.float32 and fuses_not(like)):
-            return self._decode(place, columns.layout.first(dict(zip(names, parts, strict=True)), held), exact)
-        if not all([one.is_contiguous() for one in (*parts, *(bounds if bounds[0] is not None else ()))]):
-            return self._decode(place, columns.layout.first(dict(zip(names, parts, strict=True)), held), exact)
+        contiguous = all([part is None or part.is_contiguous() for part in (*parts.values(), *bounds)])
+        if not contiguous or not _in_c(codec, like):
+            return self._decode(place, columns.layout.first(parts, held), exact)
         held = columns.shape[2] if held is None else held
-        output = like.new_empty(*like.shape[:2], held, like.shape[-1])
+        output: Tensor = like.new_empty(*like.shape[:2], held, like.shape[-1])
         of_row = exact.row_statistics()[place]
-        native.decode(
+        codes, levels, positions = parts.values()
+        decode(
             output,
             held,
-            *parts[:2],
-            None if rotary is None else parts[2],
+            codes,
+            levels,
+            None if rotary is None else positions,
             bounds,
-            codec.bits,
+            codec.bits or 0,
             codec.turn(like.shape[-1], torch.float32, like.device),
             (of_row.sizes, of_row.mean) if codec.centred else None,
             None if rotary is None else rotary.of_channels(like.device),
@@ -124,7 +125,9 @@ class FewBits:
             raise RuntimeError("The cache is empty: run a forward first.")
         part, like, statistics = _PARTS[place], (exact.keys, exact.values)[place], exact.row_statistics()[place]
         codes = Codes(columns[f"{part}_codes"], columns[f"{part}_levels"])
-        return self.codecs[place].decode(codes, like.shape[-1], like.dtype, statistics, columns["positions"])
+        codec, positions = self.codecs[place], columns["positions"]
+        states: Tensor = codec.decode(codes, like.shape[-1], like.dtype, statistics, positions)
+        return states
 
     def reader(self, columns: Columns, like: Tensor, held: int | None, visible: Visible) -> Reader | None:
         """See `Coder.reader`; None for latents and for codes of another package, which attention on codes does not

@@ -42,7 +42,8 @@ class CodesReader:
     """
 
     def __init__(self, held: InCodes) -> None:
-        self._held, self._sinks = held, None
+        self._held = held
+        self._sinks: Tensor | None = None
         self._prepared: native.Prepared | None = None
         self._kind: tuple[object, ...] | None = None
         parts = *(held.columns[name] for name in _COLUMNS), *tensors_of(held.exact), *(held.columns.layout.bounds or ())
@@ -53,19 +54,18 @@ class CodesReader:
 
     def __call__(self, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
         if mask is None and self._may and not query.requires_grad:
-            if (query.shape, query.dtype, logits.scaling, logits.softcap) != self._kind or logits.sinks is not self._sinks:
+            kind = query.shape, query.dtype, logits.scaling, logits.softcap
+            if kind != self._kind or logits.sinks is not self._sinks:
                 self._prepare(query, logits)
+                self._kind, self._sinks = kind, logits.sinks
             if self._prepared is not None:
                 return self._prepared(query)
         return attend(self._held, query, mask, logits)
 
     def _prepare(self, query: Tensor, logits: Logits) -> None:
-        self._kind, self._sinks = (query.shape, query.dtype, logits.scaling, logits.softcap), logits.sinks
-        self._prepared = None
         contiguous = logits.sinks is None or logits.sinks.is_contiguous()
-        if contiguous and obstacle(self._held, query) is None:
-            arguments = _arguments_of(self._held, query, None, logits)
-            self._prepared = native.Prepared(query, None, [0, 0, 0], *arguments[2:])
+        can = contiguous and obstacle(self._held, query) is None
+        self._prepared = native.Prepared(*_arguments_of(self._held, query, None, logits)) if can else None
 
 
 def prepare(device: torch.device) -> None:

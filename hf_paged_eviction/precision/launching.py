@@ -48,6 +48,11 @@ class Sizes(NamedTuple):
         return cls(rows * heads, heads, query_heads // heads, places, *dims, slots, together, _PASSES[query.dtype])
 
     @property
+    def of_c(self) -> tuple[int, ...]:
+        """Those that the function in C is told first."""
+        return self.sets, self.heads, self.group, self.together, self.places
+
+    @property
     def fixed(self) -> dict[str, int]:
         """Those that all kernels are compiled for."""
         return {"heads": self.heads, "group": self.group, "key_dim": self.key_dim, "value_dim": self.value_dim}

@@ -42,6 +42,10 @@ class Coder(Protocol):
     def decode(self, columns: States, exact: Exact | None) -> KeysValues:
         """Keys and values of columns `[batch, sets, n, ...]`."""
 
+    def read(self, columns: Columns, held: int | None, place: int) -> Tensor:
+        """The first `held` slots (None = all) of keys (`place` 0) or values (1), without what is not rounded: `[batch,
+        kv_heads, held, dim]`; of segments, nothing beyond their ends means anything."""
+
     def reader(self, columns: Columns, like: Tensor, held: int | None, visible: Visible) -> Reader | None:
         """Attention to the first `held` slots (None = all) in the form in which they lie; None = attention needs keys
         and values. Queries are on the device of `like`."""
@@ -74,11 +78,16 @@ class Plain:
         """See `Coder.decode`."""
         return columns["keys"], columns["values"]
 
+    def read(self, columns: Columns, held: int | None, place: int) -> Tensor:
+        """See `Coder.read`; a view, but a padded copy of segments."""
+        name = ("keys", "values")[place]
+        return columns.layout.first({name: columns[name]}, held)[name]
+
     def reader(self, columns: Columns, like: Tensor, held: int | None, visible: Visible) -> Reader | None:
         """See `Coder.reader`; of segments, but not on an accelerator, where a loop over rows and heads costs more than
         a padded copy."""
         lengths = columns.layout.lengths
         if lengths is None or like.device.type != "cpu":
             return None
-        held, bounds = InSegments(columns["keys"], columns["values"], lengths, visible()), columns.layout.bounds
-        return held.read if bounds is None or held.visible is not None else SegmentsReader(held, bounds)
+        segments, bounds = InSegments(columns["keys"], columns["values"], lengths, visible()), columns.layout.bounds
+        return segments.read if bounds is None or segments.visible is not None else SegmentsReader(segments, bounds)

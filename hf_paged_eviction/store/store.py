@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..attention.in_place import carry
-from ..tensors.parts import map_tensors, split_rows, tensors_of
+from ..tensors.parts import split_rows, tensors_of
 from ..tensors.saved import SavedState, StateDict
 from .arriving import StateKind
 from .coders import Coder, KeysValues, Plain, Visible
@@ -238,10 +238,8 @@ class Store:
 
         Do not write to them: these are views, or decoded copies in a store that encodes tokens.
         """
-        if not self.rounds:
-            return self.coder.decode(self.columns.first(held), None)
         keys, values = (self.coder.read(self.columns, held, place) for place in (0, 1))
-        if held != 0:
+        if self.rounds and held != 0:
             self.exact.write_over(keys, values)
         return keys, values
 
@@ -369,7 +367,12 @@ class Store:
         """Equal for stores whose tokens can be encoded in the same operations."""
         exact, codecs = self.exact, self.coder.codecs
         states = exact.keys.shape, exact.values.shape, exact.keys.dtype, exact.keys.device, exact.newest
-        return (*[getattr(codec, "kind", id(codec)) for codec in codecs], *states, self.columns.layout.lengths is None, *self.columns.tensors)
+        return (
+            *[getattr(codec, "kind", id(codec)) for codec in codecs],
+            *states,
+            self.columns.layout.lengths is None,
+            *self.columns.tensors,
+        )
 
     def vacate(self, gone: Tensor) -> None:
         """Called when the tokens in these slots, `[batch, sets, held]` bool, are removed."""
@@ -468,7 +471,7 @@ def joined(parts: Sequence[Exact]) -> Exact:
     """The rows of all of these, one behind the other."""
     if len(parts) == 1:
         return parts[0]
-    newest, *names = vars(parts[0])
+    _newest, *names = vars(parts[0])
     return Exact(parts[0].newest, *[torch.cat([vars(part)[name] for part in parts]) for name in names])
 
 

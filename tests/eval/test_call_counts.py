@@ -14,8 +14,8 @@ from hf_paged_eviction.precision import fused, native
 def test_calls_are_few() -> None:
     """What a reader can follow, with slack of a few; where there are more, they are printed."""
     limits = {
-        "token overwritten": (20, 7),
-        "victim due": (122, 28),
+        "token overwritten": (17, 6),
+        "victim due": (124, 28),
         "token, static": (64, 19),
         "overflowing prompt": (128, 30),
         "prompt, snapkv@ada_kv": (210, 45),
@@ -38,7 +38,7 @@ def test_layers_with_a_table_of_heads_choose_together() -> None:
     chosen = [sum(call.name == "choose" and call.file == "table/victims.py" for call in calls) for calls in steps]
     assert max(chosen) == 1 and sum(chosen) <= 2  # the blocks of heads that hold the whole prompt end at another token
     counts = [len(calls) for calls in steps]
-    assert min(counts) <= 505 and max(counts) <= 1450, counts
+    assert min(counts) <= 561 and max(counts) <= 1450, counts
 
 
 @models.needs_514

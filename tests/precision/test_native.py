@@ -17,6 +17,7 @@ from coded_cases import EMPTY, Case
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.attention.weights import Logits
+from hf_paged_eviction.cpu import library
 from hf_paged_eviction.precision import few_bits, fused, native
 
 compiled = pytest.mark.skipif(native.missing() is not None, reason=str(native.missing()))
@@ -209,9 +210,9 @@ def test_compiled_steps_call_it(family: str, budget: int, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def _another_compiler() -> Iterator[None]:
-    native._library.cache_clear(), fused._missing_on.cache_clear()
+    library._library.cache_clear(), fused._missing_on.cache_clear()
     yield
-    native._library.cache_clear(), fused._missing_on.cache_clear()
+    library._library.cache_clear(), fused._missing_on.cache_clear()
 
 
 @pytest.mark.usefixtures("_another_compiler")

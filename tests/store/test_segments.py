@@ -12,7 +12,7 @@ import modes
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import Heads
-from hf_paged_eviction.attention.segments import InSegments
+from hf_paged_eviction.attention.segments import InSegments, Prepared
 from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.precision import few_bits
 from hf_paged_eviction.store.segments import Segments
@@ -83,8 +83,9 @@ def test_attention_reads_each_segment_alone(softcap: float | None, sinks: bool) 
 def test_bytes_are_those_of_the_budget(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the longest head holds; and single tokens are read where they lie."""
     calls: list[int] = []
-    read = InSegments.read
-    monkeypatch.setattr(InSegments, "read", lambda *arguments: calls.append(1) or read(*arguments))
+    for reader, name in ((InSegments, "read"), (Prepared, "__call__")):
+        read = getattr(reader, name)
+        monkeypatch.setattr(reader, name, lambda *arguments, read=read: calls.append(1) or read(*arguments))
     model = models.shared("llama", "paged_eviction")
     cache = PagedEvictionCache(model.config, 24, 4, **settings)
     few = PagedEvictionCache(model.config, 24, 4, bits=4, **settings)

@@ -1,4 +1,4 @@
-/* Attention of one query per row and query head to tokens in few bits. `native.py` compiles this file; the tensors are
+/* Attention of one query per row and query head to tokens in few bits. `library.py` compiles this file; the tensors are
  * those of the Triton kernels (`launching.launch`).
  *
  * Slots are read in parts, which run in parallel and do not depend on the number of threads. A part is read tile by
@@ -442,6 +442,14 @@ typedef struct {
 } Decode;
 
 typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int32_t Order __attribute__((vector_size(32)));
+
+/* GCC has the name that clang knows from version 12 on. */
+#if defined(__clang__)
+#define REORDERED(lanes, ...) __builtin_shufflevector(lanes, lanes, __VA_ARGS__)
+#else
+#define REORDERED(lanes, ...) __builtin_shuffle(lanes, (Order){__VA_ARGS__})
+#endif
 
 /* `turn` times numbers, for a power of two of channels: signs, and a Hadamard matrix. */
 static inline void mix_back(float *restrict target, float *restrict numbers, const float *turn, const float *signs,
@@ -456,9 +464,9 @@ static inline void mix_back(float *restrict target, float *restrict numbers, con
         const Eight four = {1, 1, 1, 1, -1, -1, -1, -1};
         for (int64_t at = 0; at < dim; at += 8) {
             Eight *lanes = (Eight *)(numbers + at), all = *lanes;
-            all = __builtin_shufflevector(all, all, 1, 0, 3, 2, 5, 4, 7, 6) + all * one;
-            all = __builtin_shufflevector(all, all, 2, 3, 0, 1, 6, 7, 4, 5) + all * two;
-            *lanes = __builtin_shufflevector(all, all, 4, 5, 6, 7, 0, 1, 2, 3) + all * four;
+            all = REORDERED(all, 1, 0, 3, 2, 5, 4, 7, 6) + all * one;
+            all = REORDERED(all, 2, 3, 0, 1, 6, 7, 4, 5) + all * two;
+            *lanes = REORDERED(all, 4, 5, 6, 7, 0, 1, 2, 3) + all * four;
         }
         for (half = 8; half < dim; half *= 2)
             for (int64_t block = 0; block < dim; block += 2 * half)

@@ -1,0 +1,1 @@
+"""Functions in C for CPUs."""
