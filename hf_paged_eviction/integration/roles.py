@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 Message = Mapping[str, Any]
 
 #: The user's last message; other roles are those of the messages.
 LAST_USER = "last_user"
+#: Roles that a conversation may do without.
+_COMMON = ("system", "developer", "user", "assistant", "tool")
 #: Placeholder of a message, which occurs in no text.
 _BLANK = "\ue0f0\ue0f1"
 #: The role of the template's text about tools.
@@ -44,10 +47,16 @@ def spans_of_roles(
 
     Raises:
         TypeError: `roles` is a string.
-        ValueError: the tokenizer does not report offsets, or the template changes the text of a message.
+        ValueError: a role is none of the usual ones and no message has it, the tokenizer does not report offsets, or
+            the template changes the text of a message.
     """
     if isinstance(roles, str):
         raise TypeError(f"roles must be a list such as ['system'], got {roles!r}.")
+    known = dict.fromkeys((*(message["role"] for message in messages), *_COMMON, LAST_USER, TOOLS))
+    if unknown := [role for role in roles if role not in known]:
+        close = get_close_matches(str(unknown[0]), known, n=1)
+        hint = f"Did you mean {close[0]!r}?" if close else f"Use some of: {', '.join(known)}."
+        raise ValueError(f"No message has the role {unknown[0]!r}. {hint}")
     if not getattr(tokenizer, "chat_template", None) or not getattr(tokenizer, "is_fast", False):
         raise ValueError(
             "This tokenizer has no chat template, or does not report the offsets of its tokens: give spans of "

@@ -48,6 +48,14 @@ def test_messages_with_the_marks_before_them() -> None:
     assert spans_of_roles(tokenizer, MESSAGES[1:]) == []
 
 
+@pytest.mark.parametrize(("role", "hint"), [("sytem", "Did you mean 'system'"), ("xyz", "last_user, tools")])
+def test_a_role_that_is_misspelt(role: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=f"{role!r}.*{hint}"):
+        spans_of_roles(letters(), MESSAGES, (role,))
+    own = [*MESSAGES, {"role": "ipython", "content": "3"}]
+    assert len(spans_of_roles(letters(), own, ("ipython", "tool"))) == 1
+
+
 def test_a_message_that_says_what_its_marks_say() -> None:
     tokenizer = letters()
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "user"}]
