@@ -51,6 +51,7 @@ from ..table.spans import Spans, of_rows, read_spans
 from ..tensors.autocast import without_autocast
 from ..tensors.graphs import leave_graphs, warn_of_leaving
 from . import context
+from .follow_up import check_new
 from .follow_up import follow_up as follow_up_inputs
 
 
@@ -688,6 +689,7 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
             the first new token of the row; they are never fed.
 
         Raises:
+            TypeError: `input_ids` or `attention_mask` is no tensor.
             ValueError: the cache has read nothing, the shapes do not match, the cache has other rows, or the mask shows
                 tokens that were hidden before.
         """
@@ -697,6 +699,7 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
                 "This cache has read no text that new tokens could follow: feed the first text to generate, or to the "
                 "model, as it is."
             )
+        check_new(input_ids, attention_mask, seen)
         rows = self._evicting[0].table.rows if self._evicting else None
         whole = (rows, seen + input_ids.shape[-1])
         if rows is not None and attention_mask is not None and tuple(attention_mask.shape) == whole:

@@ -1,9 +1,33 @@
 """The inputs of a later turn."""
 
+import warnings
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..masks.padding import Padding
+
+
+def check_new(input_ids: Any, attention_mask: Any, seen: int) -> None:
+    """Refuse what holds no tokens or more than tokens, and warn of what looks like the whole text.
+
+    Raises:
+        TypeError: no tensors.
+    """
+    for name, given in (("input_ids", input_ids), ("attention_mask", attention_mask)):
+        if not isinstance(given, Tensor) and (given is not None or name == "input_ids"):
+            raise TypeError(
+                f"{name} must be a tensor [rows, new], got {type(given).__name__}: give encoding.input_ids of what a "
+                "tokenizer returns with return_tensors='pt', and output.sequences[:, seen:] of what generate returns."
+            )
+    if input_ids.ndim == 2 and input_ids.shape[1] == seen + 1:
+        warnings.warn(
+            f"follow_up was given {seen + 1} tokens, and this cache has seen {seen}: that is how long the output of "
+            "generate is. follow_up takes the new tokens alone, and reads all that it is given. For the whole text "
+            "call generate(text, cache=cache).",
+            stacklevel=3,
+        )
 
 
 def follow_up(

@@ -1,15 +1,18 @@
 """What a user meets first: defaults that work everywhere, and messages that carry the way out."""
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
 import torch
+from transformers import BatchEncoding
 
 import models
 import modes
 from evicting import check
 from hf_paged_eviction import CacheOptions, PagedEvictionCache
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
@@ -50,6 +53,24 @@ def test_new_tokens_after_nothing() -> None:
     cache = PagedEvictionCache(models.shared("llama").config, budget=64, policy="keydiff")
     with pytest.raises(ValueError, match="read no text"):
         cache.follow_up(torch.ones(1, 3, dtype=torch.long))
+
+
+def test_a_later_turn_takes_tokens_and_new_ones_alone() -> None:
+    model = models.shared("llama")
+    cache = PagedEvictionCache(model.config, budget=64, policy="keydiff")
+    ids = torch.ones(1, 5, dtype=torch.long)
+    output = model.generate(ids, **{CACHE_ARGUMENT: cache}, max_new_tokens=3, return_dict_in_generate=True)
+    for wrong in (BatchEncoding({"input_ids": ids}), output, [[1, 2]]):
+        with pytest.raises(TypeError, match=rf"{type(wrong).__name__}.*encoding\.input_ids"):
+            cache.follow_up(wrong)
+    with pytest.raises(TypeError, match="attention_mask must be a tensor"):
+        cache.follow_up(ids, [[1]])
+    with pytest.warns(UserWarning, match="8 tokens.*seen 7.*new tokens alone") as caught:
+        cache.follow_up(output.sequences)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cache.follow_up(ids)["input_ids"].shape == (1, 12)
 
 
 def test_what_is_said_without_a_profile_is_short() -> None:
