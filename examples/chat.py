@@ -15,6 +15,7 @@ from rich.text import Text
 from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.internals import generate_settings
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.tasks import make_samples
 
@@ -94,13 +95,13 @@ class Conversation:
         row = torch.tensor([self.ids], device=self.model.device)
         live = Live(console=self.console, auto_refresh=False, transient=True)
         drawn = Drawn(self.tokenizer, live, self.cache)
+        greedy = {"max_new_tokens": max_new_tokens, "do_sample": False, "num_beams": 1}
         with live:
             output = self.model.generate(
                 row,
                 attention_mask=torch.ones_like(row),
                 cache=self.cache,
-                max_new_tokens=max_new_tokens,
-                do_sample=False,
+                **generate_settings(self.model, greedy, "chat.py"),
                 streamer=drawn if self.console.is_terminal else None,
                 pad_token_id=self.tokenizer.eos_token_id,
             )

@@ -24,6 +24,11 @@ from .integration.cache_argument import (  # models name it two ways
 from .integration.contract import in_words
 from .integration.contract import moved as moved_parts
 from .integration.feeding import feed  # one forward with a padding mask, in any release
+from .integration.generation import (  # what a call of generate runs with
+    ANSWERS_AS_TOKENS,
+    CHANGES_PROMPT,
+    generate_settings,
+)
 from .integration.heads import LocalHeads
 from .integration.kept_state import forget_last_text
 from .integration.models import is_latent_attention, paged_layers, why_not_ours  # which attention a model may take
@@ -88,9 +93,11 @@ from .tensors.saved import SavedState, StateDict
 __all__ = [
     "ALL",
     "ALLOCATORS",
+    "ANSWERS_AS_TOKENS",
     "AUTO",
     "BITS",
     "CACHE_ARGUMENT",
+    "CHANGES_PROMPT",
     "DISPOSALS",
     "DISTANCE",
     "DROP",
@@ -167,6 +174,7 @@ __all__ = [
     "fold",
     "forget_last_text",
     "gather_slots",
+    "generate_settings",
     "in_words",
     "inside",
     "is_latent_attention",

@@ -15,7 +15,7 @@ from torch.nn.functional import log_softmax
 from tqdm import tqdm
 
 from hf_paged_eviction import PagedEvictionCache, __version__, register_weights, weights_digest
-from hf_paged_eviction.internals import CACHE_ARGUMENT, PAGED_EVICTION, feed
+from hf_paged_eviction.internals import ANSWERS_AS_TOKENS, CACHE_ARGUMENT, PAGED_EVICTION, feed, generate_settings
 
 from ..errors import UserError
 from ..grouping import grouped
@@ -114,8 +114,7 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
     def _model_generate(
         self, context: Tensor, max_length: int, stop: list[str], *, attention_mask: Tensor, **kwargs: Any
     ) -> Tensor:
-        if self._cache.prefill_chunk_size is not None:
-            kwargs["prefill_chunk_size"] = self._cache.prefill_chunk_size
+        settings = self._settings(kwargs)
         lengths = attention_mask.sum(-1).tolist()
         # The harness pads on the left. What is a pad in all rows of a group is left out.
         parts: list[tuple[list[int], int, Tensor]] = []
@@ -128,9 +127,8 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
                 max_length - pads,
                 stop,
                 attention_mask=real,
-                stop_strings=None,  # `stop` are those of the task
                 **{CACHE_ARGUMENT: cache},
-                **kwargs,
+                **settings,
             )
             parts.append((rows, pads, ids))
         width = max(pads + ids.shape[1] for _, pads, ids in parts)
@@ -138,6 +136,17 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
         for rows, pads, ids in parts:
             output[rows, pads : pads + ids.shape[1]] = ids
         return output
+
+    def _settings(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Arguments of `generate`, without those that the harness gives itself: what a task or `--gen_kwargs` asks for,
+        under what comes from the checkpoint."""
+        sets = {**ANSWERS_AS_TOKENS, "max_new_tokens": None, "stop_strings": None}  # `stop` are those of the task
+        try:
+            settings = generate_settings(self.model, asked, "hf-paged-eviction", sets=sets)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        settings["prefill_chunk_size"] = self._cache.prefill_chunk_size
+        return {name: value for name, value in settings.items() if name not in ("use_cache", "max_length")}
 
     def _groups(self, lengths: Sequence[int]) -> dict[tuple[int, int], list[int]]:
         """By budget (and length), the rows that may share a cache of that budget, given the lengths of their prompts.

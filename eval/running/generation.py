@@ -10,8 +10,15 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, StoppingCriteriaList
 
-from hf_paged_eviction.internals import CACHE_ARGUMENT, forget_last_text
+from hf_paged_eviction.internals import (
+    ANSWERS_AS_TOKENS,
+    CACHE_ARGUMENT,
+    CHANGES_PROMPT,
+    forget_last_text,
+    generate_settings,
+)
 
+from ..errors import UserError
 from ..metrics.thinking import CLOSE, OPEN
 from .prefill import Inputs
 
@@ -26,6 +33,30 @@ _NEUTRAL = {
     "min_p": None,
     "top_h": None,
 }
+#: Ways to choose tokens other than greedily, none of which is followed, and how `generate` would end an answer.
+_GREEDY = {
+    "do_sample": False,
+    "num_beams": 1,
+    "penalty_alpha": None,
+    "dola_layers": None,
+    "num_beam_groups": None,
+    "diversity_penalty": None,
+    "constraints": None,
+    "force_words_ids": None,
+    # A checkpoint may ask for other ends.
+    "stop_strings": None,
+    "max_time": None,
+}
+_IN_TWO_CALLS = "it depends on where a call of generate begins, and eval makes an answer in two calls"
+#: What cannot be followed.
+_CANNOT = CHANGES_PROMPT | dict.fromkeys(
+    (
+        *("begin_suppress_tokens", "forced_eos_token_id", "exponential_decay_length_penalty"),
+        *("encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "guidance_scale"),
+    ),
+    _IN_TWO_CALLS,
+)
+_CANNOT["min_length"] = "it counts the pads of a row"
 
 
 def without_sampling(own: Any) -> dict[str, Any]:
@@ -53,21 +84,28 @@ class Generator:
 
     Attributes:
         ends: ids that end an answer.
+
+    Raises:
+        UserError: the generation configuration of the model asks for something that eval cannot follow.
     """
 
     def __init__(self, model: Any, tokenizer: Any, stop_at_newline: bool = False) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.stop_at_newline = stop_at_newline
         self.ends = end_tokens(model, tokenizer, stop_at_newline)
+        sets = ANSWERS_AS_TOKENS | _GREEDY | without_sampling(model.generation_config)
+        try:
+            self._settings = generate_settings(model, {}, "eval", sets=sets, cannot=_CANNOT)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        self._least = max(model.generation_config.min_new_tokens or 0, int(stop_at_newline))
         special = [mark for mark in (OPEN, CLOSE) if mark in tokenizer.all_special_tokens]
         self._marks = {tokenizer.convert_tokens_to_ids(mark): mark for mark in special}
 
     def first(self, inputs: Inputs, cache: DynamicCache, chunk: int | None = None) -> Tensor:
         """Read what the cache has not seen of the prompts; the first token of each answer, `[rows]` int64."""
-        settings: dict[str, Any] = {"min_new_tokens": 1} if self.stop_at_newline else {}
-        if chunk is not None:
-            settings["prefill_chunk_size"] = chunk
-        return self._generate(inputs.ids, inputs.mask, cache, max_new_tokens=1, **settings)[:, -1]
+        settings = {"max_new_tokens": 1, "min_new_tokens": self._least, "prefill_chunk_size": chunk}
+        return self._generate(inputs.ids, inputs.mask, cache, settings)[:, -1]
 
     def rest(
         self,
@@ -101,22 +139,16 @@ class Generator:
                 done |= torch.tensor([is_settled(answer, judge) for answer, judge in pairs], device=done.device)
             return done
 
+        settings = {"max_new_tokens": max(limits) - 1, "min_new_tokens": max(self._least - 1, 0)}
         rules = StoppingCriteriaList([stops])
-        output = self._generate(ids, mask, cache, max_new_tokens=max(limits) - 1, stopping_criteria=rules)
-        return output[:, width:]
+        return self._generate(ids, mask, cache, {**settings, "stopping_criteria": rules})[:, width:]
 
     @torch.inference_mode()
-    def _generate(self, ids: Tensor, mask: Tensor, cache: DynamicCache, **settings: Any) -> Tensor:
+    def _generate(self, ids: Tensor, mask: Tensor, cache: DynamicCache, settings: dict[str, Any]) -> Tensor:
         forget_last_text(self.model)  # which may have been of other rows
-        output: Tensor = self.model.generate(
-            input_ids=ids,
-            attention_mask=mask,
-            **{CACHE_ARGUMENT: cache},
-            do_sample=False,
-            **plain_settings(self.ends, ids[:, -1].tolist()),
-            **without_sampling(self.model.generation_config),
-            **settings,
-        )
+        tokens = {"eos_token_id": sorted(self.ends) or None, "pad_token_id": pad_token(ids[:, -1].tolist())}
+        inputs = {"input_ids": ids, "attention_mask": mask, CACHE_ARGUMENT: cache}
+        output: Tensor = self.model.generate(**inputs, **(self._settings | tokens | settings))
         return output
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -125,24 +157,13 @@ class Generator:
         return "".join(mark or self.tokenizer.decode(list(run), skip_special_tokens=True) for mark, run in parts)
 
 
-def plain_settings(ends: Set[int], last: Sequence[int]) -> dict[str, Any]:
-    """Settings of `generate` for one answer per row, as tokens, that stops at `ends`.
+def pad_token(last: Sequence[int]) -> int:
+    """What `generate` writes after a row's end: no prompt may end in it, or `generate` would warn of right padding.
 
     Args:
         last: id of each row.
     """
-    return {
-        "num_beams": 1,
-        "use_cache": True,
-        # A checkpoint may ask for another length, for other ends, for another cache, or for more than the tokens.
-        "max_length": None,
-        "stop_strings": None,
-        "cache_implementation": None,
-        "return_dict_in_generate": False,
-        "eos_token_id": sorted(ends) or None,
-        # For the columns after a row's end. No prompt ends in it, or `generate` would warn of right padding.
-        "pad_token_id": next(token for token in range(len(last) + 1) if token not in last),
-    }
+    return next(token for token in range(len(last) + 1) if token not in last)
 
 
 def end_tokens(model: Any, tokenizer: Any, stop_at_newline: bool = False) -> frozenset[int]:

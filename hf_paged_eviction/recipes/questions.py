@@ -1,6 +1,7 @@
 """Answer several questions about one context, which is read once."""
 
 import copy
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from os.path import commonprefix  # works with any sequences
@@ -12,22 +13,18 @@ from torch import Tensor
 from ..cache import PagedEvictionCache
 from ..integration.cache_argument import CACHE_ARGUMENT
 from ..integration.feeding import feed
+from ..integration.generation import check_names, effective, generate_settings
 from ..integration.kept_state import aside, check_states_in_cache, forget_last_text
 from ..integration.weights import register_weights, registered_digest, without_parallel
 from ..options.cache_options import AUTO, CacheOptions, budget_of_text
 from ..policies import EvictionPolicy
 from ..table.budget import whole_number
 
-#: Options of `generate` that `ask` sets itself.
-_SAID_HERE = frozenset(
-    "inputs input_ids inputs_embeds attention_mask position_ids cache past_key_values use_cache "
-    "return_dict_in_generate num_return_sequences prefill_chunk_size token_healing".split()
-)
-
-#: Assisted decoding: in transformers up to 5.24 its answers are wrong where any cache has read a part of the prompt.
-_ASSISTED = frozenset({"assistant_model", "prompt_lookup_num_tokens"})
+#: Arguments of `generate` that `ask` makes, besides the settings in `ANSWERS_AS_TOKENS`.
+_MADE_HERE = frozenset("inputs input_ids inputs_embeds attention_mask position_ids cache past_key_values".split())
 #: Test questions for the chat template.
 _BEGINNINGS = ("A", "1", "\n", " a")
+_MAX_NEW_TOKENS = 256
 
 
 @overload
@@ -63,7 +60,7 @@ def ask(
     budget: int | str | Sequence[int],
     policy: str | EvictionPolicy = AUTO,
     *,
-    max_new_tokens: int = 256,
+    max_new_tokens: int | None = None,
     chunk_size: int = 512,
     separator: str = "\n\n",
     chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -84,13 +81,14 @@ def ask(
         questions: one question, or a list.
         budget: number of tokens held per layer, a share of the context ("25%") or bytes ("2GiB"); see `CacheOptions`.
         policy: see `CacheOptions`. For "auto" the weights are registered (`register_weights`), unless they already are.
-        max_new_tokens: most tokens of an answer.
+        max_new_tokens: most tokens of an answer. None = as `generation_config=` or the model's own says, else 256.
         chunk_size: tokens of the context per forward. A layer never holds more than the budget and one chunk.
         separator: text between context and question.
         chat_template_kwargs: arguments of the chat template, such as `{"enable_thinking": False}`.
         **options: fields of `CacheOptions` go to the cache, all others to `generate`. Whether answers are sampled
             depends on `do_sample` and `model.generation_config`; an answer also ends with a string of `stop_strings`.
-            Tensors, such as the pixels of an image, are refused.
+            Assisted decoding (`prompt_lookup_num_tokens` and others) is refused, and switched off where the checkpoint
+            brings it. Tensors, such as the pixels of an image, are refused.
 
     Returns:
         The answer without special tokens; for a list of questions, a list of answers.
@@ -101,15 +99,11 @@ def ask(
             needs a probe; the model keeps a recurrent state outside of the cache; or the cache or `generate` refuses
             its options.
     """
+    _check_pair(model, tokenizer)
     texts = _checked(context, questions)
     whole_number("chunk_size", chunk_size, 1)
-    if wrong := sorted(_SAID_HERE & options.keys()):
+    if wrong := sorted(_MADE_HERE & options.keys()):
         raise ValueError(f"ask sets {', '.join(wrong)} itself: leave it out, or call generate.")
-    if wrong := sorted(_ASSISTED & options.keys()):
-        raise ValueError(
-            f"{', '.join(wrong)}: transformers gives wrong answers with it if a cache has already read the "
-            "context. Leave it out."
-        )
     if tensors := sorted(name for name, option in options.items() if isinstance(option, Tensor)):
         raise ValueError(
             f"ask reads a text alone, and {', '.join(tensors)} would not be read with it: give tensors to generate, "
@@ -118,6 +112,8 @@ def ask(
     model = without_parallel(model)
     check_states_in_cache(model)
     settings = {field.name: options.pop(field.name) for field in fields(CacheOptions) if field.name in options}
+    check_names(model, options, "ask", (*inspect.signature(ask).parameters, *(f.name for f in fields(CacheOptions))))
+    options = _generation(model, tokenizer, options, max_new_tokens)
     prompts = _Prompts(tokenizer, context + separator, chat_template_kwargs)
     device = _device(model)
     context_ids = torch.tensor([prompts.context_ids], device=device)
@@ -131,7 +127,6 @@ def ask(
             f"The policy {cache.policy.label!r} is made for a probe, which ask does not send: use compress_by_probe "
             "and generate, or another policy."
         )
-    options |= {"max_new_tokens": max_new_tokens, **_for_stop_strings(model, tokenizer, options)}
     answers = []
     with aside(model):
         for start in range(0, context_ids.shape[1], chunk_size):
@@ -142,34 +137,24 @@ def ask(
     return answers[0] if isinstance(questions, str) else answers
 
 
-def _for_stop_strings(model: Any, tokenizer: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What `generate` needs to find the strings that end an answer, if there are any.
-
-    Raises:
-        ValueError: the generation configuration asks for `token_healing`.
-    """
-    configs = options.get("generation_config"), model.generation_config
-    if any(getattr(config, "token_healing", False) for config in configs):
-        raise ValueError(
-            "token_healing in the generation configuration changes the end of a prompt, and ask sets that itself: set "
-            "it to False, or call generate."
-        )
-    listed = [options.get("stop_strings"), *(getattr(config, "stop_strings", None) for config in configs)]
-    return {"tokenizer": tokenizer} if any(listed) else {}
+def _generation(model: Any, tokenizer: Any, options: Mapping[str, Any], max_new_tokens: int | None) -> dict[str, Any]:
+    """The arguments of `generate`, with what it needs to find the strings that end an answer, if there are any."""
+    settings = generate_settings(model, {**options, "max_new_tokens": max_new_tokens}, "ask")
+    settings["max_new_tokens"] = effective(model, settings, "max_new_tokens") or _MAX_NEW_TOKENS
+    if effective(model, settings, "stop_strings"):
+        settings["tokenizer"] = tokenizer
+    return settings
 
 
 def _answer(model: Any, ids: Tensor, cache: PagedEvictionCache, options: Mapping[str, Any]) -> Tensor:
     """The new tokens `[n]` behind a prompt `[1, length]` whose context the cache has seen."""
-    config = options.get("generation_config") or model.generation_config
-    beams = options.get("num_beams") or config.num_beams or 1
+    beams = effective(model, options, "num_beams") or 1
     if beams > 1:
         cache.batch_repeat_interleave(beams)
     forget_last_text(model)  # the answer before
     output: Tensor = model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
-        num_return_sequences=1,
-        return_dict_in_generate=False,
         **{CACHE_ARGUMENT: cache},
         **options,
     )
@@ -227,6 +212,17 @@ class _Prompts:
         while not self._has_template and ids and ids[-1] == self._tokenizer.eos_token_id:
             ids.pop()
         return ids
+
+
+def _check_pair(model: Any, tokenizer: Any) -> None:
+    if not hasattr(model, "generate") or hasattr(model, "decode"):
+        other = " The model comes first, then the tokenizer." if hasattr(tokenizer, "generate") else ""
+        raise TypeError(f"model must be a model that generates, got {type(model).__name__}.{other}")
+    if not callable(tokenizer) or not hasattr(tokenizer, "decode"):
+        raise TypeError(
+            f"tokenizer must be the model's tokenizer, got {type(tokenizer).__name__}: "
+            "AutoTokenizer.from_pretrained(name) loads it."
+        )
 
 
 def _checked(context: Any, questions: Any) -> list[str]:

@@ -192,6 +192,20 @@ def test_an_answer_ends_where_its_task_says(folder: Path) -> None:
     assert run(lm, folder, ["words_gen"]) == expected
 
 
+def test_settings_of_the_checkpoint_change_no_answer_and_those_of_the_task_are_refused_by_name(folder: Path) -> None:
+    lm = paged(4, **SMALL)
+    expected = run(lm, folder, ["words_gen"])
+    for name, value in {"prompt_lookup_num_tokens": 3, "use_cache": False, "cache_implementation": "static"}.items():
+        setattr(lm.model.generation_config, name, value)
+        assert run(lm, folder, ["words_gen"]) == expected, name
+        with pytest.raises(UserError, match=f"{name}="):
+            lm._model_generate(
+                torch.ones(1, 4, dtype=torch.long), 8, [], attention_mask=torch.ones(1, 4), **{name: value}
+            )
+    lm.model.generation_config.max_new_tokens, lm.model.generation_config.return_dict_in_generate = 1, True
+    assert run(lm, folder, ["words_gen"]) == expected
+
+
 @torch.no_grad()
 def decoded(model: Any, context: list[int], continuation: list[int], **settings: Any) -> tuple[float, bool]:
     """A continuation's likelihood with single tokens only, after the context has been compressed."""

@@ -15,7 +15,7 @@ from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval.data.prompting.prompts import Batch
 from hf_paged_eviction_eval.data.sample import Sample
 from hf_paged_eviction_eval.options.settings import TaskSettings
-from hf_paged_eviction_eval.running.generation import end_tokens, plain_settings, until_end
+from hf_paged_eviction_eval.running.generation import end_tokens, pad_token, until_end
 from hf_paged_eviction_eval.running.prefill import Inputs, pad_left
 from hf_paged_eviction_eval.running.runner import run_batch
 from hf_paged_eviction_eval.running.variants import batch_keys
@@ -234,7 +234,7 @@ def test_an_answer_stops_at_its_first_end_or_its_limit() -> None:
     assert until_end([5, 6, 1, 7], 9, {1, 2}) == [5, 6, 1]
     assert until_end([5, 6, 1], 2, {1}) == [5, 6]
     assert until_end([5, 6], 9, set()) == [5, 6]
-    assert plain_settings({1}, [0, 2, 1])["pad_token_id"] == 3 and plain_settings({1}, [4])["pad_token_id"] == 0
+    assert pad_token([0, 2, 1]) == 3 and pad_token([4]) == 0
 
 
 @pytest.mark.parametrize("place", [0, 3])

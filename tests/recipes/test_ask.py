@@ -212,6 +212,9 @@ def test_the_embedded_model_answers() -> None:
         ({"policy": "kvzip"}, "'kvzip'"),
         ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
         ({"no_such_option": 1}, "no_such_option"),
+        ({"polcy": "keydiff"}, "'polcy'.*'policy'"),
+        ({"use_cache": False}, "use_cache=False"),
+        ({"generation_config": GenerationConfig(prompt_lookup_num_tokens=3)}, "prompt_lookup_num_tokens=3"),
     ],
 )
 def test_what_is_refused(tokenizer: Any, changes: dict[str, Any], reason: str) -> None:
@@ -221,6 +224,34 @@ def test_what_is_refused(tokenizer: Any, changes: dict[str, Any], reason: str) -
     model.generation_config.token_healing = arguments.pop("the model heals", False)
     with pytest.raises((TypeError, ValueError), match=reason):
         ask(model, tokenizer, *map(arguments.pop, ("context", "questions", "budget")), **arguments)
+
+
+def test_the_model_comes_first(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = a_model(tokenizer)
+    monkeypatch.setattr(model, "forward", lambda *_, **__: pytest.fail("the text was read"))
+    with pytest.raises(TypeError, match="model comes first"):
+        ask(tokenizer, model, CONTEXT, "Why?", 128)
+    with pytest.raises(TypeError, match=r"tokenizer must be.*NoneType"):
+        ask(model, None, CONTEXT, "Why?", 128)
+    with pytest.raises(TypeError, match="Did you mean 'policy'"):
+        ask(model, tokenizer, CONTEXT, "Why?", 128, polcy="keydiff")
+
+
+def test_how_many_tokens_an_answer_has(tokenizer: Any) -> None:
+    """An argument before `generation_config=`, before the model's own."""
+    model, tokenizer.chat_template = a_model(tokenizer), None
+    model.generation_config.eos_token_id = None
+
+    def answer(**options: Any) -> str:
+        return ask(model, tokenizer, CONTEXT, "Why?", 1024, "keydiff", do_sample=False, **options)
+
+    by_count = {count: answer(max_new_tokens=count) for count in (3, 5, 7)}
+    assert len(set(by_count.values())) == 3
+    config = GenerationConfig(max_new_tokens=5, eos_token_id=None)
+    assert answer(generation_config=config) == by_count[5]
+    assert answer(generation_config=config, max_new_tokens=3) == by_count[3]
+    model.generation_config.max_new_tokens = 7
+    assert answer() == by_count[7]
 
 
 @pytest.mark.parametrize(
