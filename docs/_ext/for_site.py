@@ -13,13 +13,15 @@ SUFFIXES = (".ipynb", ".png", ".svg")
 #: The pages by reader; a page that is not here is a warning of Sphinx, which is an error.
 NAVIGATION = {
     "Use": ("notebooks/quickstart", "guide", "footguns", "serving", "vllm"),
-    "Choose": ("choosing", "policies", "allocators", "disposals", "real_models", "results"),
+    "Choose": ("choosing", "real_models", "results"),
     "Evaluate": ("evaluate", "longbench", "cli"),
-    "Understand": ("how_it_works", "few_bits", "endless_text", "comparison", "families", "api"),
+    "Understand": ("how_it_works", "few_bits", "endless_text", "comparison"),
+    "Reference": tuple(f"reference/{name}" for name in ("policies", "allocators", "disposals", "families", "api")),
     "Contribute": ("own_policy", "map", "correctness"),
 }
 _NOTEBOOK = re.compile(r"\]\(\.\./(notebooks/[\w/]+)\.(ipynb|png|svg)")
-_OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./[^)]+\)")
+#: Links that lead out of the pages, from a folder of them or from above.
+_OUTSIDE = {depth: re.compile(r"\[([^\]]+)\]\((?:\.\./){" + str(depth) + r"}[^)]+\)") for depth in (1, 2)}
 
 
 def copy_notebooks(app: Sphinx) -> None:
@@ -39,7 +41,7 @@ def for_the_site(app: Sphinx, name: str, content: list[str]) -> None:
     """Notebooks lie beside the pages here; other files of the repository are named without a link."""
     if name.startswith("notebooks/"):
         return
-    content[0] = _OUTSIDE.sub(r"\1", _NOTEBOOK.sub(r"](\1.\2", content[0]))
+    content[0] = _OUTSIDE[1 + name.count("/")].sub(r"\1", _NOTEBOOK.sub(r"](\1.\2", content[0]))
     if name == "index":
         content[0] += "".join(_toctree(caption, pages) for caption, pages in _navigation().items())
 

@@ -73,7 +73,7 @@ def pages() -> Iterator[tuple[Path, str, str]]:
     """Each file with generated parts: its path, what stands there, and what should."""
     for drawn in DRAWN:
         yield drawn.IMAGE, drawn.IMAGE.read_text("utf-8") if drawn.IMAGE.exists() else "", pictures.svg(drawn.draw())
-    for path in (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))):
+    for path in (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("reference/*.md"))):
         text = path.read_text("utf-8")
         if PART.search(text):
             yield path, text, fill(text)

@@ -97,7 +97,7 @@ def test_policies_and_allocators_of_the_package_have_a_formula() -> None:
 
 def test_every_name_is_described() -> None:
     headings = {
-        page.stem: re.findall(r"^#+ `(.+)`$", page.read_text("utf-8"), re.MULTILINE) for page in DOCS.glob("*.md")
+        page.stem: re.findall(r"^#+ `(.+)`$", page.read_text("utf-8"), re.MULTILINE) for page in DOCS.rglob("*.md")
     }
     names = set(hf_paged_eviction.__all__) - {"__version__"}
     assert names <= {*headings["api"], *headings["policies"]}

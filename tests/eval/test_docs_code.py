@@ -112,7 +112,7 @@ def test_every_command_that_is_shown_is_there() -> None:
     names = {command.name for command in app.registered_commands}
     shown = {
         (page.name, name)
-        for page in (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")))
+        for page in (DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md")))
         for name in re.findall(r"^ *paged-eviction ([a-z]\S*)", page.read_text("utf-8"), re.MULTILINE)
     }
     assert {name for _, name in shown} >= {"eval", "prepare", "verify"}

@@ -1,4 +1,4 @@
-"""Writes docs/families.md from what the last run over all families left: `python tests/families/table.py`."""
+"""Writes docs/reference/families.md from what the last run over all families left: `python tests/families/table.py`."""
 
 import sys
 from collections import Counter
@@ -11,7 +11,7 @@ import transformers
 from families.listing import families
 from families.outcomes import ROWS, Outcome
 
-PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "families.md"
 _LONGEST = 160
 _HEAD = """# Model families
 

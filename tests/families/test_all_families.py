@@ -37,7 +37,7 @@ def test_exact_or_refused(family: Family) -> None:
     assert report.ok, str(report)
     assert all(verdict.ok for verdict in look(model)), look(model)
     if LISTED.get(str(family)) == "exact":
-        assert outcome.word == "exact", f"docs/families.md says exact. If it cannot be, change that line.\n{report}"
+        assert outcome.word == "exact", f"the page of families says exact. If it cannot be, change that line.\n{report}"
 
 
 def test_known_families_exist() -> None:

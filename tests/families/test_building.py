@@ -70,7 +70,7 @@ def test_the_same_weights_for_the_same_seed() -> None:
 
 def test_the_list_has_no_wrong_family() -> None:
     listed = re.search(
-        r"\n\d+ families: .*\.\n", (Path(__file__).parents[2] / "docs" / "families.md").read_text("utf-8")
+        r"\n\d+ families: .*\.\n", (Path(__file__).parents[2] / "docs" / "reference" / "families.md").read_text("utf-8")
     )
     assert listed is not None
     assert "wrong" not in listed.group()
