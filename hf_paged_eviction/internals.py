@@ -80,6 +80,8 @@ from .serving.step import Entry, Step
 from .store.arriving import StateKind
 from .store.columns import gather_slots, slot_index
 from .store.exact import RowStatistics
+from .store.store import Store
+from .store.tensors import byte_count
 from .table.bounds import bounds_of, inside
 from .table.budget import BlockBudget, whole_number
 from .table.spans import (
@@ -88,7 +90,7 @@ from .table.spans import (
 )
 from .table.table import BlockTable
 from .tensors.parts import map_tensors, persistent
-from .tensors.saved import SavedState, StateDict
+from .tensors.saved import LONGEST, SavedState, StateDict
 
 __all__ = [
     "ALL",
@@ -105,6 +107,7 @@ __all__ = [
     "HELD_OUT",
     "KEEP",
     "LEVELS",
+    "LONGEST",
     "NO_PROFILE",
     "PAGED_EVICTION",
     "POLICIES",
@@ -155,10 +158,12 @@ __all__ = [
     "StateKind",
     "Statistics",
     "Step",
+    "Store",
     "Tensors",
     "Uniform",
     "best_within",
     "bounds_of",
+    "byte_count",
     "cache_argument",
     "cache_kwargs",
     "check_between",

@@ -16,7 +16,7 @@ NAVIGATION = {
     "Choose": ("choosing", "real_models", "results"),
     "Evaluate": ("evaluate", "longbench", "cli"),
     "Understand": ("how_it_works", "few_bits", "endless_text", "comparison"),
-    "Reference": tuple(f"reference/{name}" for name in ("policies", "allocators", "disposals", "families", "api")),
+    "Reference": tuple(f"reference/{name}" for name in ("policies", "allocators", "families", "api")),
     "Contribute": ("own_policy", "map", "correctness"),
 }
 _NOTEBOOK = re.compile(r"\]\(\.\./(notebooks/[\w/]+)\.(ipynb|png|svg)")

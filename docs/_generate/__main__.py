@@ -28,7 +28,6 @@ import policy_scores
 import prefill_tables
 import quality_picture
 import real_tables
-import recall_tables
 import speed_tables
 
 DOCS = Path(__file__).resolve().parents[1]
@@ -54,9 +53,6 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "peers-speed": speed_tables.speed,
     "prefill-time": prefill_tables.prefill_time,
     "real": real_tables.real,
-    "recall": recall_tables.recall,
-    "recall-bytes": recall_tables.same_bytes,
-    "recall-shape": recall_tables.shape,
     "recent-tokens": measured.recent_tokens,
 }
 

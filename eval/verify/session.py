@@ -87,12 +87,12 @@ class Session:
     def _together(self, check: Check) -> tuple[float, float | None]:
         """The error of a batch, padded where the model can stand it, and the effect of evictions."""
         own = self._baseline.of(check.calls)
-        everything, mask, effect = own.logits, own.text.mask, None
+        everything, mask = own.logits, own.text.mask
         logits, record = self._follow(check, own.text, own.calls)
         if check.question == "exact for what it holds":
             effect = distance(logits, everything, mask)
             return distance(logits, self._baseline.masked(own.text, own.calls, record.visible), mask), effect
-        return distance(logits, everything, mask), effect
+        return distance(logits, everything, mask), None
 
     def _alone(self, check: Check) -> tuple[float, None]:
         """How far a row is from itself alone."""

@@ -5,9 +5,8 @@ from .base import Disposal, Drop
 
 #: The registry of disposals.
 DISPOSALS: Registry[Disposal] = Registry(
-    Kind("disposal", "disposals", "recall(blocks=16)"),
+    Kind("disposal", "disposals", "drop"),
     Disposal,  # type: ignore[type-abstract]
-    modules={"recall": "recall.recall"},
 )
 register_disposal, available_disposals, make_disposal = DISPOSALS.register, DISPOSALS.names, DISPOSALS.make
 register_disposal("drop")(Drop)

@@ -16,8 +16,7 @@ class LayerStats:
             numbers.
         budget: most tokens that the layer may hold per row and KV head. None while an allocator waits for the prompt.
             The mean, if rows or heads have different budgets.
-        evicted_tokens: real tokens that were seen and are no longer held (recall: not on the device; demote: not in
-            full precision), summed over rows.
+        evicted_tokens: real tokens that were seen and are no longer held in the slots, summed over rows.
         evicted_blocks: blocks that were overwritten during decoding, summed over rows. With separate heads each KV head
             counts its own.
         storage_bytes: bytes of the storage of keys and values, used or not.

@@ -158,7 +158,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"budget": 64, "static": True, "bits": 8},
     {"budget": 64, "bits": 8},
     {"budget": 64, "positions": "cache"},
-    {"budget": 64, "disposal": "recall"},
     {"budget": 64, "heads": "shared"},
     {"budget": 64, "allocator": "pyramid"},
     {"budget": 64, "recent_tokens": 0, "sink_tokens": 0},

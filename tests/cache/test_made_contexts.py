@@ -20,8 +20,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "ada_kv": ("llama", {"policy": "snapkv", "allocator": "ada_kv", "heads": "separate"}),
     "global": ("llama", {"policy": "kvzip", "allocator": "global"}),
     "d2o": ("llama", {"policy": "h2o", "allocator": "d2o"}),
-    "recall": ("llama", {"policy": "keydiff", "disposal": "recall(blocks=1)", "budget": 32}),
-    "recall of two": ("llama", {"policy": "keydiff", "disposal": "recall(blocks=2)", "budget": 32}),
     "protect": ("llama", {"protect": [(6, 9), (20, 22)], "budget": 48}),
     "protect in rows": ("llama", {"protect": [[(6, 9)], [(3, 5)], []], "budget": 48}),
     "bits": ("llama", {"bits": (4, None)}),

@@ -1,7 +1,6 @@
 """Choosing victims and encoding are queued: the host reads nothing of a step, whatever is chosen.
 
 Counted on a CPU, where each such read passes the dispatcher (or `no_lists`); on an accelerator each would be a wait.
-Recall is another matter: which blocks are missing has to reach the host, once per choice.
 """
 
 from typing import Any

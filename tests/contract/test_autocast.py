@@ -16,7 +16,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "4 bits": {"bits": 4},
     "8 bits": {"bits": 8},
-    "recall": {"disposal": "recall(blocks=1)", "policy": "keydiff"},
     "static in bits": {"static": True, "bits": 4},
     "observing": {"policy": "h2o"},
     "in the cache": {"positions": "cache"},
@@ -28,7 +27,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "static": {"static": True},
 }
 #: Where what is held stays in its type.
-FIXED = [*(SETTINGS[name] for name in ("recall", "static", "static in bits")), {"budget": "20kB"}]
+FIXED = [*(SETTINGS[name] for name in ("static", "static in bits")), {"budget": "20kB"}]
 
 
 def said(family: str, settings: dict[str, Any] | None, autocast: tuple[bool, bool], forwards: int = 11) -> Tensor:

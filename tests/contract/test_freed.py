@@ -32,7 +32,6 @@ def no_search_for_circles() -> Iterator[None]:
         pytest.param("llama", {"policy": "h2o", "static": True}, marks=models.needs_514),
         ("llama", {"policy": "snapkv", "allocator": "cake"}),
         ("llama", {"policy": "snapkv", "allocator": "ada_kv", "heads": "separate"}),
-        ("llama", {"budget": 64, "disposal": "recall(blocks=4)"}),
         ("llama", {"bits": 4}),
         ("llama", {"positions": "cache"}),
         ("llama", {"budget": "50%"}),

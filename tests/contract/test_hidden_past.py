@@ -110,7 +110,6 @@ KINDS: list[dict[str, Any]] = [
     {"bits": 8},
     {"static": True},
     {"positions": "cache"},
-    {"disposal": "recall(blocks=1)", "policy": "keydiff"},
 ]
 
 

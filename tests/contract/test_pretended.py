@@ -29,7 +29,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "static": {"policy": "keydiff", "static": True},
     "in 4 bits": {"policy": "keydiff", "bits": 4},
     "in the cache": {"policy": "recency", "positions": "cache"},
-    "recall": {"policy": "keydiff", "disposal": "recall(blocks=2)"},
 }
 #: How text is generated: rows of beams move.
 HOW: dict[str, dict[str, Any]] = {"sharing out": {"num_beams": 2}}

@@ -92,8 +92,6 @@ def test_a_budget_too_small_is_refused_with_the_numbers() -> None:
     PagedEvictionCache(config, 40, 4, "paged_eviction", protect=[(9, 30)])
     with pytest.raises(ValueError, match=r"Smallest.*16"):  # the start of the text is cut into no more
         PagedEvictionCache(config, 12, 4, "paged_eviction", sink_tokens=0, protect=[(0, 8)])
-    with pytest.raises(ValueError, match="recall"):
-        PagedEvictionCache(config, 24, 4, policy="key_norm", disposal="recall(blocks=2)", protect=[(9, 10)])
     cache = PagedEvictionCache(config, "20%", 4, "paged_eviction", protect=[(9, 30)])
     model = models.shared("llama")
     ids, mask = models.left_pad(models.prompts([60]))

@@ -27,7 +27,6 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.options import defaults
 from hf_paged_eviction.options.defaults import Default
-from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.lm_eval import PagedEvictionLM
@@ -168,13 +167,12 @@ def test_the_batch_does_not_matter(
         ({"budget": "30%", "block_size": 4, "sink_tokens": 9}, {}),
         ({**SMALL, "prefill_chunk_size": 20}, {"prefill_chunk_size": 20}),
         ({**SMALL, "bits": (8, 4)}, {}),
-        ({**SMALL, "policy": "keydiff", "disposal": "recall(blocks=2, every=2)"}, {}),
     ],
-    ids=["streaming_llm", "ratio", "chunks", "two precisions", "recall"],
+    ids=["streaming_llm", "ratio", "chunks", "two precisions"],
 )
 def test_answers_are_those_of_generate(folder: Path, arguments: dict[str, Any], generate: dict[str, Any]) -> None:
     answers = run(paged(4, **arguments), folder, ["words_gen"])["words_gen"]
-    model, tokenizer = embedded.load(attn_implementation=PAGED_EVICTION if "disposal" in arguments else "sdpa")
+    model, tokenizer = embedded.load()
     for (((answer,),)), document in zip(answers, documents(), strict=True):
         ids = tokenizer(document["text"], return_tensors="pt").input_ids
         settings = {name: value for name, value in arguments.items() if name != "prefill_chunk_size"}
@@ -343,9 +341,8 @@ def test_a_ratio_of_no_prompt_is_refused(folder: Path) -> None:
 def test_from_the_command_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    policy, disposal = "keydiff", "recall(blocks=2,every=2)"
     command = ["lm-eval", "--model", "hf-paged-eviction"]
-    command += ["--model_args", f"pretrained=embedded,budget=32,block_size=4,policy={policy},disposal={disposal}"]
+    command += ["--model_args", "pretrained=embedded,budget=32,block_size=4,policy=hybrid(keydiff,recency)"]
     command += ["--include_path", str(folder), "--device", "cpu", "--tasks", "words_gen,words_choice"]
     command += ["--batch_size", "4", "--log_samples", "--output_path", str(folder / "out")]
     monkeypatch.setattr(sys, "argv", command)
@@ -355,10 +352,10 @@ def test_from_the_command_line(
     assert "hf-paged-eviction" in capsys.readouterr().out
     (path,) = (folder / "out").rglob("samples_words_gen*.jsonl")
     samples = sorted(map(json.loads, path.read_text("utf-8").splitlines()), key=lambda sample: sample["doc_id"])
-    lm = paged(1, **SMALL, policy=policy, disposal=disposal)
+    lm = paged(1, **SMALL, policy="hybrid(keydiff, recency)")
     assert [sample["resps"] for sample in samples] == run(lm, folder, ["words_gen"])["words_gen"]
     (path,) = (folder / "out").rglob("results_*.json")
-    assert json.loads(path.read_text("utf-8"))["config"]["hf_paged_eviction"]["disposal"] == disposal
+    assert json.loads(path.read_text("utf-8"))["config"]["hf_paged_eviction"]["policy"] == "hybrid(keydiff, recency)"
 
 
 def test_mistakes_on_the_command_line_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

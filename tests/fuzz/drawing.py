@@ -19,10 +19,6 @@ OTHERS = ("lagkv(lag=4)", "leverage", "compactor", "hybrid(keydiff, recency)", "
 ALLOCATORS = ("heads", "pyramid", "cake", "d2o", "ada_kv", "global")
 #: Those whose budgets stay once a prompt has come.
 STAYING = ("heads", "pyramid")
-RECALLS = (
-    *("recall(blocks=1)", "recall(blocks=2)", "recall(blocks=all)", "recall(blocks=1, every=3)"),
-    *("recall(blocks=1, layers=2)", "recall(blocks=2, keep=0.5, summary=vector)", "recall(blocks=1, prefetch=2)"),
-)
 BITS = (8, 4, 3, 2, (8, 4), (None, 4), (8, None), (4, 2))
 WEIGHTS = {"llama": 8, "deepseek_v3": 4, "gemma3": 3, "gpt_neox": 2, "small_states": 2, "gemma3n": 1}
 WEIGHTS |= {"lfm2": 1, "falcon_h1": 1, "cohere": 1, "glm": 1, "smollm3": 1, "yarn": 1}
@@ -96,7 +92,6 @@ def _what(random: Random, family: str) -> dict[str, Any]:
         "static": (0.25, (True,)),
         "record_past": (0.2, (True,)),
         "allocator": (0.2, ALLOCATORS),
-        "disposal": (0.1, RECALLS),
     }
     options = {name: random.choice(values) for name, (chance, values) in chances.items() if random.random() < chance}
     kind = random.random()
@@ -120,21 +115,15 @@ def _what(random: Random, family: str) -> dict[str, Any]:
                 options.pop("allocator", None)
         if options.get("allocator") in ("ada_kv", "heads"):
             options["heads"] = "separate"
-        if family == "deepseek_v3":
-            options.pop("disposal", None)
-            if options.get("allocator") == "heads":
-                options["allocator"] = "pyramid"
+        if family == "deepseek_v3" and options.get("allocator") == "heads":
+            options["allocator"] = "pyramid"
         if family == "deepseek_v3" or "bits" in options:
             options.pop("positions", None)
-        if "disposal" in options:
-            for name in ("static", "allocator", "positions", "bits"):
-                options.pop(name, None)
-            options["policy"] = random.choice(RULED)
     return options
 
 
 def _attention(random: Random, family: str, options: dict[str, Any]) -> str:
-    listening = options["policy"] in (*LISTENING, *ALIKE) or "allocator" in options or "disposal" in options
+    listening = options["policy"] in (*LISTENING, *ALIKE) or "allocator" in options
     if listening or isinstance(options["budget"], list) or random.random() < 0.3:
         return OURS
     plain = family in ("llama", "gpt_neox") and "bits" not in options and random.random() < 0.2

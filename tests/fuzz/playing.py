@@ -266,18 +266,12 @@ class Game:
         hidden = chosen & self.slow.visible
         if not hidden.any():
             return
-        before, held = copy.deepcopy(self.cache), self._positions()
+        before = copy.deepcopy(self.cache)
         self.slow.commit(0)
         columns = self._hiding(hidden, count)
         mask = torch.cat([self._past() & ~hidden, columns[1]], dim=1).long()
-        try:
-            with self._autocast():
-                before.follow_up(columns[0], mask)
-        except ValueError as error:
-            _refusal(error)
-            assert "disposal" in self.case.options, str(error)
-            assert [layer.positions.tolist() for _, layer in before.paged_layers] == held or self.slow.recording
-            return
+        with self._autocast():
+            before.follow_up(columns[0], mask)
         if beforehand:
             self.cache = before
         self.slow.hide(hidden)
@@ -410,12 +404,8 @@ class Game:
         smaller = max(budget - blocks * self.slow.block, sizes.smallest)
         if smaller >= budget:
             return
-        try:
-            with self._autocast():
-                self.cache.shrink(smaller)
-        except ValueError as error:
-            assert str(error).startswith("recall("), str(error)  # which needs room for what comes back
-            return
+        with self._autocast():
+            self.cache.shrink(smaller)
         self.slow.shrink(smaller)
         self.slow.check(self.cache)
 

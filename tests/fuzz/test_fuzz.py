@@ -168,7 +168,7 @@ def test_whatever_leaves_is_told_once() -> None:
     """Drawn calls with a disposal that writes down what leaves."""
     left = played = 0
     for case in map(draw, range(7000, 7043)):
-        if case.options.keys() & {"bits", "static", "disposal"}:
+        if case.options.keys() & {"bits", "static"}:
             continue
         # The disposal has no name to be saved under, and what is hidden or forgotten does not leave by eviction.
         calls = (*(call for call in case.calls if call[0] not in ("save", "hide", "forget")), ("shrink", 1))

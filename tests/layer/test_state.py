@@ -82,7 +82,7 @@ def test_early_initialization() -> None:
     same_state(cache, fresh)
 
 
-@pytest.mark.parametrize("settings", [{}, {"bits": 4}, {"policy": "keydiff", "disposal": "recall(blocks=1)"}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"bits": 4}], ids=str)
 def test_rows_chosen_and_copies_made_in_inference_mode(settings: dict[str, Any]) -> None:
     """They go on outside of it, as those of any other cache."""
     model = models.shared("llama", "paged_eviction")

@@ -85,7 +85,6 @@ def test_questions_do_not_see_each_other(tokenizer: Any, policy: str) -> None:
     [
         {"bits": 8},
         {"allocator": "pyramid"},
-        {"disposal": "recall(blocks=2)"},
         {"positions": "cache"},
         {"heads": "separate"},
         {"static": True},

@@ -15,6 +15,7 @@ from driving import greedy, model_of, pool, texts
 from hf_paged_eviction.integration import contract as releases
 from hf_paged_eviction.serving import TESTED, UnsupportedTransformersError, contract, paged_batching
 from hf_paged_eviction.serving.attention import attention_in_pages
+from witness import Witness
 
 served = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 OPTIONS: dict[str, Any] = {"budget": 32, "block_size": 4}
@@ -125,7 +126,7 @@ def test_options_of_transformers(changes: dict[str, Any], reason: str) -> None:
         ({"positions": "cache"}, r"pages.*rotated"),
         ({"positions": "none"}, "positions="),
         ({"bits": (4, None)}, r"\(4, None\)"),
-        ({"disposal": "recall"}, r"evicted.*overwritten"),
+        ({"disposal": Witness()}, r"evicted.*overwritten"),
         ({"budget": "1GiB"}, "budget="),
         ({"budget": "25%"}, "reserved"),
         ({"budget": "25% of memory"}, "plan` says how many"),

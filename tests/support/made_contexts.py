@@ -13,7 +13,7 @@ from made_files import shapes
 
 Place = tuple[Any, ...]
 VALUES: tuple[Any, ...] = (
-    *(None, -1, 0, 1, 3, 7, 10**12, 2**70, -(2**63), 1.5, True, False, "x", "", "keydiff", "recall(blocks=1)"),
+    *(None, -1, 0, 1, 3, 7, 10**12, 2**70, -(2**63), 1.5, True, False, "x", "", "keydiff"),
     *([], [1], [[0, 1]], [[0, 10**9]], {}, {"a": 1}),
 )
 NUMBERS = (-1, -2, 0, 1, 2, 23, 24, 25, 40, 2**62, -(2**63))

@@ -172,11 +172,6 @@ class SlowCache:
         return self.options.get("policy", "keydiff" if self.latent else "paged_eviction")
 
     @property
-    def recalls(self) -> bool:
-        """Whether what has gone comes back."""
-        return str(self.options.get("disposal", "drop")).startswith("recall")
-
-    @property
     def block(self) -> int:
         """Its size."""
         return int(self.options.get("block_size", 16))
@@ -244,19 +239,12 @@ class SlowCache:
             if self.options.get("static") and keys.shape[2] > 1:
                 self._begin[index] = self._claimed(layer, keys)
             result = update(keys, values, *args, **kwargs)
-            if believed and self.recalls and (keys.shape[2] > 1 or "blocks=all" in self.options["disposal"]):
-                self._around[index] = self._everything(keys)
-            elif believed:
+            if believed:
                 overwrites = keys.shape[2] == 1 and not layer.state.waiting
                 self._around[index] = self._claimed(layer, keys) if overwrites else before
             return result
 
         return watched
-
-    def _everything(self, keys: Tensor) -> Seen:
-        """Several queries attend to the whole text, where nothing is lost."""
-        columns = [dict.fromkeys(row.nonzero()[:, 0].tolist(), 0) for row in self.visible]
-        return [[own] * keys.shape[1] for own in columns]
 
     def _believes(self, index: int) -> bool:
         record = self.layers.get(index)
@@ -298,8 +286,6 @@ class SlowCache:
         start, count = self.seen, ids.shape[1]
         if self.options.get("static"):
             self._around = self._claims(cache, len(ids)) if count == 1 else self._begin
-        elif self.recalls and count == 1 and "blocks=all" not in self.options["disposal"]:
-            self._around = self._claims(cache, len(ids))  # with the blocks that the query has brought back
         forward = Forward(slice(start, start + count), {}, {}, torch.cat([self.visible, real], dim=1))
         for index, layer in cache.paged_layers:
             assert index in self._came, f"layer {index} was not asked"
@@ -651,7 +637,7 @@ class SlowCache:
         """What has left does not come back, whoever decides what leaves."""
         before, had = self._held_at.get(which, (0, set()))
         back = {position for position in held - had if position < before}
-        assert not back or self.recalls, f"tokens {sorted(back)} have come back"
+        assert not back, f"tokens {sorted(back)} have come back"
         self._held_at[which] = count, held
 
     def _check_states(self, index: int, layer: Any, record: LayerRecord, taken: Tensor) -> None:

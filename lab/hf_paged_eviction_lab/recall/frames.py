@@ -6,10 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...store.columns import slot_index
-from ...store.store import Store
-from ...table.budget import BlockBudget
-from ...table.table import BlockTable
+from hf_paged_eviction.internals import BlockBudget, BlockTable, Store, slot_index
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,18 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...attention.parts import Part
-from ...store.arriving import StateKind
-from ...store.store import Store
-from ...table.table import BlockTable
-from ...tensors.parts import map_tensors
-from ...tensors.saved import LONGEST, SavedState, StateDict
-from ..base import Held
+from hf_paged_eviction.internals import (
+    LONGEST,
+    BlockTable,
+    Held,
+    Part,
+    SavedState,
+    StateDict,
+    StateKind,
+    Store,
+    map_tensors,
+)
+
 from .frames import Frames
 from .host import HostBlocks
 from .summaries import Summaries

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...ranking import DROP, rank_keys
-from ...store.tensors import byte_count
-from ...tensors.parts import persistent
+from hf_paged_eviction.internals import DROP, byte_count, persistent, rank_keys
 
 
 class Summaries:

@@ -8,15 +8,25 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ...attention.parts import Part
-from ...ranking import KEEP, rank_keys
-from ...store.arriving import StateKind
-from ...table.budget import BlockBudget
-from ...table.table import BlockTable
-from ...tensors.parts import map_tensors
-from ...tensors.saved import LONGEST, SavedState, StateDict
-from ..base import AttentionCall, Disposal, DisposalContext, EvictionAction, Held, Site
-from ..registry import register_disposal
+from hf_paged_eviction import Disposal
+from hf_paged_eviction.internals import (
+    KEEP,
+    LONGEST,
+    AttentionCall,
+    BlockBudget,
+    BlockTable,
+    DisposalContext,
+    EvictionAction,
+    Held,
+    Part,
+    SavedState,
+    Site,
+    StateDict,
+    StateKind,
+    map_tensors,
+    rank_keys,
+)
+
 from .archive import ROUND, Archive
 from .frames import Frames, Swap, protected_blocks
 from .host import Stage, places_of
@@ -26,7 +36,6 @@ from .summaries import Choice
 __all__ = ["Recall"]
 
 
-@register_disposal("recall")
 @dataclass(frozen=True)
 class Recall(Disposal):
     """Keeps evicted blocks in host memory and brings back the blocks that a query needs.

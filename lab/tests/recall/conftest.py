@@ -2,7 +2,10 @@
 
 import pytest
 
-from hf_paged_eviction.disposals.recall import archive, recall
+from hf_paged_eviction_lab.recall import archive, recall
+from tests.eval.conftest import model, showing
+
+__all__ = ["model", "showing"]
 
 
 @pytest.fixture(autouse=True)

@@ -21,8 +21,8 @@ from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.attention.parts import Part, join, read
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.disposals.recall.recall import Recall
-from hf_paged_eviction.disposals.recall.summaries import Summaries
+from hf_paged_eviction_lab.recall.recall import Recall
+from hf_paged_eviction_lab.recall.summaries import Summaries
 from reference import Recorder, assert_exact
 
 OURS = "paged_eviction"

@@ -5,10 +5,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from ...attention.weights import Attention
-from ...policies import Statistics
-from ...queries.observer import fold
-from ..base import AttentionCall, Site
+from hf_paged_eviction.internals import Attention, AttentionCall, Site, Statistics, fold
 
 _LAST = 0.2  # share of a prompt's queries whose attention counts
 

@@ -8,7 +8,7 @@ import torch
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.disposals.recall.host import Stage
+from hf_paged_eviction_lab.recall.host import Stage
 
 OURS = "paged_eviction"
 ONE: dict[str, Any] = {"budget": 28, "block_size": 4, "policy": "keydiff"}

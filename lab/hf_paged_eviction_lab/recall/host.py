@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...store.tensors import byte_count
+from hf_paged_eviction.internals import byte_count
 
 #: Row, set of KV heads and number of a block.
 Place = tuple[int, int, int]
