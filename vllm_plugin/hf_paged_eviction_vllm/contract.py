@@ -38,6 +38,19 @@ USED = {
     "v1.sample.logits_processor.builtin": "process_dict_updates(req_entries,batch_update,new_state,...)",
 }
 
+#: What snapshots use beyond that. A release that lacks any of it is served without them.
+USED_BY_SNAPSHOTS = {
+    "v1.core.single_type_kv_cache_manager.FullAttentionManager": "add_local_computed_blocks(request_id,"
+    "new_computed_blocks,num_local_computed_tokens,...) take_pending_cow_copies _get_num_evictable_blocks(blocks)",
+    "v1.core.block_pool.BlockPool": "__init__(num_gpu_blocks,enable_caching,hash_block_size,...) "
+    "_insert_block_hash(block_hash_with_group_id,block,num_tokens) evict_blocks(block_ids) touch(blocks) "
+    "get_new_blocks(num_blocks)",
+    "v1.core.kv_cache_utils.KVCacheBlock": "block_id block_hash ref_cnt is_null",
+    "v1.core.kv_cache_utils": "make_block_hash_with_group_id(block_hash,group_id)",
+    "v1.request.Request": "is_finished update_block_hashes get_skip_reading_prefix_cache",
+    "v1.worker.utils": "copy_kv_cache_blocks_inplace",
+}
+
 
 class UnsupportedVllmError(ImportError):
     """The installed vLLM release lacks something that this package uses."""
@@ -68,3 +81,10 @@ def check_vllm() -> None:
 def moved() -> list[str]:
     """Descriptions of what the installed vLLM lacks; empty if nothing is missing."""
     return moved_parts("vllm", USED)
+
+
+@cache
+def without_snapshots() -> str | None:
+    """Why the installed vLLM is served without snapshots; None = it is served with them."""
+    missing = moved_parts("vllm", USED_BY_SNAPSHOTS)
+    return in_words(missing) if missing else None

@@ -43,8 +43,8 @@ class Group:
         self.sets, self.unequal = spec.num_kv_heads if settings.separate else 1, settings.unequal
         if self.unequal and len(names) < len(settings.layers):
             raise ValueError(
-                "paged_eviction: layers with budgets of their own share blocks, so all that evict must be in one process "
-                'and in one group of vLLM. Use allocator="uniform".'
+                "paged_eviction: layers with budgets of their own share blocks, so all that evict must be in one "
+                'process and in one group of vLLM. Use allocator="uniform".'
             )
         self._refuse(config.compilation_config.static_forward_context)
         planned.add(id(config))
@@ -211,7 +211,9 @@ def spec_of(spec: Any, config: Any, settings: Settings) -> EvictionSpec:
     parts, longest, part = config.parallel_config.tensor_parallel_size, config.model_config.max_model_len, 1.0
     heads = config.model_config.get_total_num_kv_heads()
     if settings.unequal and settings.separate and 1 < parts <= heads:
-        part = largest_part(Shares(settings.allocator, settings.sizes, len(settings.layers), heads), heads, parts, longest)
+        part = largest_part(
+            Shares(settings.allocator, settings.sizes, len(settings.layers), heads), heads, parts, longest
+        )
     return EvictionSpec.of(
         spec,
         sizes=settings.sizes,
@@ -220,5 +222,6 @@ def spec_of(spec: Any, config: Any, settings: Settings) -> EvictionSpec:
         reserve=settings.reserve,
         in_flight=config.max_in_flight_tokens,
         longest=longest,
-        snapshots=settings.snapshots and len(settings.layers) == config.model_config.get_num_layers(config.parallel_config),
+        snapshots=settings.snapshots
+        and len(settings.layers) == config.model_config.get_num_layers(config.parallel_config),
     )

@@ -78,7 +78,8 @@ class LocalShares(Shares):
         every = self.of_layers([seen], spans)
         own = [every[place][0] for place in self._places]
         rows = [share.expand(sets) if len(share) == 1 else share[self._local] for share in own]
-        return fit(np.concatenate([row.numpy() for row in rows]), self._blocks, self._page).tolist()
+        limits: list[int] = fit(np.concatenate([row.numpy() for row in rows]), self._blocks, self._page).tolist()
+        return limits
 
 
 def largest_part(shares: Shares, heads: int, parts: int, longest: int) -> float:
@@ -86,7 +87,7 @@ def largest_part(shares: Shares, heads: int, parts: int, longest: int) -> float:
     lengths = np.unique(np.linspace(shares.capacity, max(longest, shares.foreseen or 0) + 1, 512, dtype=np.int64))
     most = 1.0
     for some in np.array_split(lengths, 4):
-        tokens = np.stack([share.expand(-1, heads).numpy() for share in shares.of_layers(some, ())])
+        tokens = np.stack([share.expand(-1, heads).numpy() for share in shares.of_layers(some.tolist(), ())])
         of_parts = tokens.reshape(*tokens.shape[:2], parts, -1).mean((0, 3))
         most = max(most, float(of_parts.max()) / shares.capacity)
     return most

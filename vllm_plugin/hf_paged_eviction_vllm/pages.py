@@ -18,8 +18,8 @@ from .heads import pages_of
 class LayerPages(ABC):
     """The blocks of all layers that evict, as pages of the sets.
 
-    Shapes: `G` KV heads of a set, `N` slots of a page, `D` head size, `V` value size. Pages are numbered by layer, block
-    and set; a slot of one is numbered `page * N + place`.
+    Shapes: `G` KV heads of a set, `N` slots of a page, `D` head size, `V` value size. Pages are numbered by layer,
+    block and set; a slot of one is numbered `page * N + place`.
 
     Attributes:
         memory: `[pages, G, N, D + V]`, what attention is given.
@@ -174,7 +174,8 @@ class GroupPages(Pages):
 
     def write(self, layer: int, places: Tensor, states: tuple[Tensor, ...]) -> None:
         """See `Pages.write`."""
-        self.memory.write(*states, places)
+        keys, values = states
+        self.memory.write(keys, values, places)
 
     def read(self, layer: int, places: Tensor) -> tuple[Tensor, Tensor]:
         """See `Pages.read`."""

@@ -17,7 +17,7 @@ from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
 from hf_paged_eviction.internals import LiveRequest, RequestTable
 
-# ---- scheduler --------------------------------------------------------------------------------------------------------
+# ---- scheduler ---------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -71,7 +71,7 @@ def snapshots_of(pool: Any) -> dict[bytes, Snapshot]:
     return known
 
 
-# ---- workers ----------------------------------------------------------------------------------------------------------
+# ---- workers -----------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -131,7 +131,8 @@ class Undo:
 
     def save_lost(self, entry: Any, layer: int, kept: Any) -> None:
         """Save held tokens of a layer that do not stay."""
-        table, of_layer, row = self.table, self.table.of_layer(layer), entry.request.number
+        table, row = self.table, entry.request.number
+        of_layer = table.of_layer(layer)
         held = entry.request.layout.held(entry.seen)[of_layer][0]
         lost = torch.ones(table.sets, held + entry.count, dtype=torch.bool, device=table.device)
         lost.scatter_(1, kept.indices, False)
@@ -149,7 +150,7 @@ class Undo:
             rows, seen: `[n]` rows, and tokens seen before.
             at: `[n, Q]` numbers of the tokens in their sets.
         """
-        table, pages, slot = self.table, self.pages, seen % self.pages.slots
+        pages, slot = self.pages, seen % self.pages.slots
         self.log[rows, slot] = at
         old = pages.places(rows, at[..., None])[..., 0]
         self._move(old.flatten(), pages.places_in_block(rows, seen // pages.slots, slot).flatten())
@@ -162,10 +163,10 @@ class Undo:
     def state(self, request: LiveRequest) -> State:
         """The state of a request, before its row is used again."""
         row, own = request.number, self.pages.own
-        of_row = (tensor[row].clone() for tensor in (self.table.block, self.before, self.log))
+        block, before, log = (tensor[row].clone() for tensor in (self.table.block, self.before, self.log))
         own = None if own is None else own[row].clone()
-        begun = self._begun.get(row, (request.layout, 0))
-        return State(request, self.pages.blocks[row].clone(), own, *of_row, *begun)
+        layout, tail = self._begun.get(row, (request.layout, 0))
+        return State(request, self.pages.blocks[row].clone(), own, block, before, log, layout, tail)
 
     def take_back(self, request: LiveRequest, state: State, seen: int) -> None:
         """Make the state of a request, whose blocks are copied, what another one had after `seen` tokens.
@@ -188,12 +189,14 @@ class Undo:
         table.positions[new], table.scores[new] = table.positions[old], table.scores[old]
         rows = torch.tensor([row], device=table.device)
         full_at = torch.tensor(state.request.layout.full_at, device=table.device)
-        saved = pages.places_of_blocks(state.blocks[seen // pages.slots][None])[0] if later else None
+        if not later:
+            return
+        saved = pages.places_of_blocks(state.blocks[seen // pages.slots][None])[0]
         for slot in reversed(range(state.tail, later)):
             full = seen + slot >= full_at
             places = pages.places(rows, state.log[slot][None, :, None])[0, :, 0]
             self._move(saved[full, slot], places[full])
-        if later and state.tail:  # tokens that came together: those that stayed and those that did not, in their order
+        if state.tail:  # tokens that came together: those that stayed and those that did not, in their order
             limit = layout.limits[0]
             places = pages.places(rows, torch.arange(limit, device=table.device)[None, None])[0]  # [Q, limit]
             every = torch.cat([places, saved[:, : state.tail]], dim=1)

@@ -133,13 +133,17 @@ class EvictionManager(FullAttentionManager):
             have = len(self.req_to_blocks.get(request_id, ()))
             if hit:
                 have, copied = total_computed_tokens // self.block_size, copied + len(hit)
-            return max(cdiv(num_tokens, self.block_size) - have, 0) + copied
+            needed: int = max(cdiv(num_tokens, self.block_size) - have, 0) + copied
+            return needed
         if not spec.reserve:
-            return int(spec.most_blocks(num_tokens)) - self._owned(request_id) + copied
+            most: int = spec.most_blocks(num_tokens) - self._owned(request_id) + copied
+            return most
         others = self.req_to_blocks.keys() - {request_id}
         still = sum(max(self.claim(other).most - self._owned(other), 0) for other in others)
         own = self.claim(request_id).most - self._owned(request_id) + bool(hit)
-        return own + still + copied + (cdiv(spec.in_flight, spec.block_size) if others else 0)
+        chunk: int = cdiv(spec.in_flight, spec.block_size) if others else 0
+        admitted: int = own + still + copied + chunk
+        return admitted
 
     def _owned(self, request_id: str) -> int:
         return sum(not block.is_null for block in self.req_to_blocks.get(request_id, ()))
@@ -153,7 +157,13 @@ class EvictionManager(FullAttentionManager):
 
     @classmethod
     def find_longest_cache_hit(
-        cls, block_hashes: Any, max_length: int, kv_cache_group_ids: list[int], block_pool: Any, *args: Any, **kwargs: Any
+        cls,
+        block_hashes: Any,
+        max_length: int,
+        kv_cache_group_ids: list[int],
+        block_pool: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[tuple[list[Any], ...], int]:
         """The blocks of the longest snapshot whose text a request begins with. It will copy them."""
         if len(kv_cache_group_ids) == 1:
@@ -196,7 +206,9 @@ class EvictionManager(FullAttentionManager):
             self.claims[request.request_id] = claim
         tokens, before = self._coming.get(request.request_id, (0, 0))  # not rounded, as `num_tokens` may be
         few = before == claim.singles_from and before % self.block_size == 0 and tokens - before < self.block_size
-        if tokens - before > 1 and not (few and before > self.kv_cache_spec.sizes.capacity and not self.kv_cache_spec.unequal):
+        if tokens - before > 1 and not (
+            few and before > self.kv_cache_spec.sizes.capacity and not self.kv_cache_spec.unequal
+        ):
             claim.singles_from = tokens
 
     def pop_blocks_for_free(self, request_id: str) -> list[Any]:

@@ -56,8 +56,7 @@ class VllmStep(Step):
         self._rows = self._here([entry.request.number for entry in self.entries])
         # Some request reads a chunk beside the pages that it keeps, or longer than these.
         self._chooses = any(entry.layout is not None for entry in self.entries)
-        singles = [entry for entry in self.entries if entry.count == 1] if self._undo else []
-        if self._undo:
+        if self._undo is not None:
             self._undo.mark([entry for entry in self.entries if entry.seen % self.pages.slots == 0])
         if due:
             table.choose(due)
@@ -67,10 +66,12 @@ class VllmStep(Step):
         rows, first, seen, chooses = of_tokens.unbind(-1)
         new = torch.arange(self.count, device=table.device) - first
         at = table.next_in_set(rows, seen + new)
-        behind = [entry.first for entry in singles if entry.seen // self.pages.slots >= self._undo.kept]
-        if behind:
-            which = self._here(behind)
-            self._undo.save(rows[which], seen[which], at[which])
+        if self._undo is not None:
+            kept = self._undo.kept * self.pages.slots
+            singles = [entry.first for entry in self.entries if entry.count == 1 and entry.seen >= kept]
+            if singles:
+                which = self._here(singles)
+                self._undo.save(rows[which], seen[which], at[which])
         if self._chooses:
             held, chooses = table.held_in(rows, seen), chooses > 0
             at = torch.where(chooses[:, None], held + new[:, None], at)[..., None]
