@@ -272,8 +272,8 @@ class Forwards:
             for start, end in row_spans:
                 if end > length:
                     raise ValueError(
-                        f"forget has the span ({start}, {end}), and row {row} has {length} tokens so far: only what was "
-                        "read can be forgotten."
+                        f"forget has the span ({start}, {end}), and row {row} has {length} tokens so far: only what "
+                        "was read can be forgotten."
                     )
                 positions[row, start:end] = True
         self._remove(self._padding.without(positions))
