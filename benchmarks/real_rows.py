@@ -43,7 +43,7 @@ _ABLE = 0.6
 #: Settings that change no number, or that the rows tell by themselves.
 _PASSED_OVER = frozenset(
     "agreement allow_pickle attn_implementation batch_size budgets data_dir device device_map files haystack "
-    "limit model policies share_prefill task_file tasks tensor_parallel tokenizer trust_remote_code".split()
+    "limit model policies share_prefill task_file tasks tokenizer trust_remote_code".split()
 )
 #: Who computed ROUGE and compared lines of code, which rows once said: there is no other any more.
 _OFFICIAL = (("edit_similarity", "difflib"), ("rouge", "official"))

@@ -16,7 +16,7 @@ from hf_paged_eviction_eval.commands import GROUP, app
 
 PROGRAM = "paged-eviction"
 _STYLE = re.compile(r"(?<!\\)\[/?[a-z]*\]")  # [bold], [/]: markup of rich
-_LAUNCHED = re.compile(rf"({PROGRAM}|accelerate|torchrun|python) ")
+_LAUNCHED = re.compile(rf"({PROGRAM}|accelerate|python) ")
 #: A name and what it means.
 _NAMED = re.compile(r"([a-z_]+): (.*)")
 

@@ -15,7 +15,7 @@ _ALL = "hf_paged_eviction_eval.help_all"
 #: Examples that the short help shows, each a sentence and a command.
 _EXAMPLES = 2
 #: How a command begins.
-_LAUNCHED = tuple(f"  {program} " for program in ("paged-eviction", "accelerate", "torchrun", "python"))
+_LAUNCHED = tuple(f"  {program} " for program in ("paged-eviction", "accelerate", "python"))
 _HEADING = "[bold]Examples[/]"
 
 

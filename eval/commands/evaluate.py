@@ -25,17 +25,13 @@ The same over all GPUs of a machine; the same command continues a run that was s
 
   accelerate launch -m hf_paged_eviction_eval eval --config results/llama/run.yaml
 
-On a CPU, where accelerate launch starts one process alone
-
-  torchrun --nproc-per-node 2 -m hf_paged_eviction_eval eval --config results/llama/run.yaml
-
 The third of eight jobs of a cluster, which may run whenever they like
 
   paged-eviction eval --config results/llama/run.yaml --shard 3/8
 
 A model that one GPU cannot hold
 
-  torchrun --nproc-per-node 4 -m hf_paged_eviction_eval eval --tensor-parallel --model ... --tasks paper
+  paged-eviction eval --device-map auto --model ... --tasks paper
 
 Records of your own
 

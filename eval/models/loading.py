@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import re
@@ -121,7 +120,7 @@ def load_model(settings: Settings, kind: Any = AutoModelForCausalLM, config: Any
 
 def _moved(model: Any, settings: Settings) -> Any:
     """The model on its device; one that is split is where it belongs, and must not be moved."""
-    if settings.device_map or settings.tensor_parallel:
+    if settings.device_map:
         return model
     try:
         return model.to(settings.device)
@@ -134,7 +133,7 @@ def _moved(model: Any, settings: Settings) -> Any:
 
 
 def _too_large(settings: Settings) -> UserError:
-    split = settings.device_map or settings.tensor_parallel
+    split = settings.device_map
     place, more = ("all devices together", "") if split else (settings.device, ", --device-map auto splits it over all")
     return UserError(f"the model {settings.model!r} does not fit on {place}: --dtype bfloat16 halves it{more}")
 
@@ -156,20 +155,8 @@ def _arguments(settings: Settings) -> dict[str, Any]:
         "weights_only": True,
         "attn_implementation": settings.attn_implementation,
         "device_map": settings.device_map,
-        **(_tensor_parallel() if settings.tensor_parallel else {}),
     }
     return {name: value for name, value in wanted.items() if value is not None}
-
-
-def _tensor_parallel() -> dict[str, Any]:
-    """The plan that comes with the model, under the name that this version of transformers has for it."""
-    try:
-        from transformers.distributed import DistributedConfig
-    except ImportError:
-        return {"tp_plan": "auto"}
-    if "tp_plan" not in inspect.signature(DistributedConfig).parameters:
-        return {"tp_plan": "auto"}
-    return {"distributed_config": DistributedConfig(tp_plan="auto")}
 
 
 def load_config(settings: Settings) -> Any:

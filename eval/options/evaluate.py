@@ -91,12 +91,6 @@ class RunOptions(Options):
         "tokens in answers.",
         panel=MEASURES,
     )
-    tensor_parallel: bool = option(
-        False,
-        "Split every layer over the processes of torchrun; needs --heads separate. Without it, the processes of a "
-        "launcher divide the samples (data parallel).",
-        panel="Model",
-    )
 
 
 class TaskFileOptions(Options):

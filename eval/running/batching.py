@@ -85,7 +85,7 @@ def weight_count(config: Any) -> int:
 def free_bytes(settings: TaskSettings) -> int:
     """Memory that is free on the device, or on all of them for a model that is split."""
     device = torch.device(settings.device)
-    split = settings.device_map is not None or settings.tensor_parallel
+    split = settings.device_map is not None
     if torch.cuda.is_available() and (split or device.type == "cuda"):
         devices = range(torch.cuda.device_count()) if split else [device]
         return sum(torch.cuda.mem_get_info(device)[0] for device in devices)

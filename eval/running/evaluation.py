@@ -120,12 +120,6 @@ class _Run:
         model = load_model(settings, config=plan.config)
         check_ids(model, plan.highest, settings)
         decided = meanings(settings, model, empty_caches(model.config, settings, plan.variants))
-        if not team.writes:
-            # This process holds a part of the model; the main one writes.
-            for _ in self._rows(model, team.same(set())):
-                pass
-            team.meet([])
-            return None
         self.folder = ResultFolder(self.output, decided, row_key, plan.prompts.get)
         self._begin(model)
         self._compute(model, children)
@@ -162,7 +156,7 @@ class _Run:
     def _compute(self, model: Any, children: Children) -> None:
         """Do the jobs, some of them in other processes."""
         LISTENER.set(self._hear)
-        finished = self.team.same(set(self.folder.rows))
+        finished = set(self.folder.rows)
         children.start(number for number, share in enumerate(self.shares[1:], 2) if missing(share, finished))
         for rows in self._rows(model, finished):
             self.folder.add(rows)

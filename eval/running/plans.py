@@ -73,7 +73,6 @@ def plan_tasks(request: Request[TaskSettings], team: Team) -> Plan:
     check_caches(config, settings, listed)
     batches = make_batches(settings, tokenizer, config)
     context = longest_context(config, tokenizer)
-    batches = team.same(batches)
     for sample in {batch.task: batch.prompts[0].sample for batch in batches}.values():
         sample.score(sample.answers[0])  # so that a package that is missing is missed now
     facts, data = task_facts(settings, batches), data_notes(settings.tasks, settings)
@@ -190,7 +189,7 @@ def long_prompts(tasks: dict[str, Any], context: int | None) -> list[str]:
 
 def share_batches(team: Team, batches: Sequence[Batch]) -> list[Batch]:
     """The batches of this process: questions about one context stay together, whatever the size of the batches."""
-    if team.size == 1 or not team.split:
+    if team.size == 1:
         return list(batches)
     all_batches = []
     tasks = grouped(batches, lambda batch: (batch.task, batch.length))

@@ -127,8 +127,6 @@ def text_request(options: EvalOptions) -> Request[TextSettings]:
 
 def shared_settings(options: EvalOptions) -> dict[str, Any]:
     """Settings that are not what was typed, and that tasks and texts have in common."""
-    if options.tensor_parallel and options.device_map:
-        raise UserError("--tensor-parallel and --device-map both split the model: choose one")
     wrong = [role for role in options.protected_roles if role not in ("system", "user", "last_user")]
     if wrong:
         raise UserError(f"--protect {wrong[0]}: of the prompts of tasks, write system, user or last_user")

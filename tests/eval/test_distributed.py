@@ -142,18 +142,6 @@ def test_what_the_main_one_refuses_it_says_alone(
     assert rows_of(expected) == before
 
 
-def test_a_split_model_writes_once(
-    commands: Commands, words: list[str], expected: Path, tmp_path: Path, port: int
-) -> None:
-    changes = ["--policies", "recency", "--limit", "2", "--output", str(tmp_path), "--tensor-parallel"]
-    changes += ["--heads", "separate"]
-    children = start(commands, [*words, *changes], port)
-    assert [child.wait() for child in children] == [0, 0], [child.output for child in children]
-    assert rows_of(tmp_path) == those_of(tmp_path, expected)
-    assert "written to" in children[0].output and "written to" not in children[1].output
-    assert len(list(tmp_path.glob("rows.*"))) == 1
-
-
 def test_questions_about_one_context_stay_together() -> None:
     """However large the batches are in each process: free memory decides that."""
 
@@ -179,7 +167,6 @@ def test_questions_about_one_context_stay_together() -> None:
 @pytest.mark.parametrize(
     ("changes", "world", "message"),
     [
-        ({"tensor_parallel": True}, "1", "torchrun"),
         ({"device_map": "auto"}, "2", "without a launcher"),
         ({"device": "cuda:1"}, "2", "--device cuda$"),
         ({"shard": "1/2"}, "2", "--shard 1/2"),
@@ -216,4 +203,4 @@ def test_accelerate_starts_one_process_on_a_cpu(cpu: str | None, monkeypatch: py
         warnings.simplefilter("always")
         assert join(settings) == Team()
     messages = [str(warning.message) for warning in caught]
-    assert len(messages) == (cpu == "True") and all("torchrun --nproc-per-node 2" in text for text in messages)
+    assert len(messages) == (cpu == "True") and all("--workers 2" in text for text in messages)

@@ -38,7 +38,6 @@ ALL_PROTECTED = "--model /no/such/model --policies recency --budgets 100 --outpu
         ("eval --dataset a/b", "--task-file datasets:a/b"),
         ("eval --agreement --budgets 256", "add full to --budgets"),
         ("eval --agreement --budgets 1MiB", "1MiB"),
-        ("eval --tensor-parallel", "torchrun"),
         ("eval --attn-implementation nope --limit 1", "nope"),
         ("eval --attn-implementation sdpa --policies h2o", "h2o: needs queries"),
         ("eval --tasks hotpotqa --data-dir none", "none"),

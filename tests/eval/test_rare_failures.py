@@ -127,13 +127,6 @@ def test_the_precision_of_a_run(changes: dict[str, Any], expected: Any) -> None:
     assert asked().model == EMBEDDED
 
 
-def test_a_model_split_by_tensor_parallelism() -> None:
-    arguments = models._arguments(asked(tensor_parallel=True))
-    plan = arguments.get("tp_plan") or arguments["distributed_config"].tp_plan
-    assert plan == "auto"
-    assert not {"tp_plan", "distributed_config"} & set(models._arguments(asked()))
-
-
 def test_free_memory_of_all_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     free = {0: 5, 1: 7, torch.device("cuda:1"): 7}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -141,7 +134,6 @@ def test_free_memory_of_all_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda card: (free[card], 100))
     assert batching.free_bytes(asked(device="cuda:1")) == 7
     assert batching.free_bytes(asked(device_map="auto")) == 12
-    assert batching.free_bytes(asked(tensor_parallel=True)) == 12
     assert batching.free_bytes(asked()) > 12, "a run on the processor has the machine's memory"
     monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 9)
     assert batching.free_bytes(asked(device="mps")) == 9

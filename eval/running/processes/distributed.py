@@ -1,8 +1,7 @@
 """Several processes that share one run: shards that know nothing of each other, or a team that a launcher started.
 
-Data parallel (`--shard`, or `accelerate launch` and `torchrun`): every process answers its share of the questions into
-a file of its own, and the last to end shows the tables. Tensor parallel: every process holds a part of each
-layer and runs every job; the main process writes.
+Every process of `--shard` or `accelerate launch` holds the model and answers its share of the questions into a file of
+its own. The last shard to end, or the main process of a launcher, shows the tables.
 """
 
 from __future__ import annotations
@@ -28,14 +27,12 @@ class Team:
     Attributes:
         rank: number of this process, from 0.
         size: number of processes.
-        split: whether each has questions of its own (data parallel).
         launched: whether a launcher started them, so that they can wait for each other.
         leads: whether this process starts the others and waits for them.
     """
 
     rank: int = 0
     size: int = 1
-    split: bool = True
     launched: bool = False
     leads: bool = False
 
@@ -49,10 +46,6 @@ class Team:
         """Whether the others come and go on their own."""
         return self.size > 1 and not self.launched and not self.leads
 
-    @property
-    def writes(self) -> bool:
-        return self.split or self.rank == 0
-
     def share(self, jobs: Sequence[T], turn: int = 0) -> Sequence[T]:
         """The jobs of this process. They are dealt in turns: neighbouring jobs are alike, so all processes get about
         the same work.
@@ -60,17 +53,7 @@ class Team:
         Args:
             turn: which process gets the first job.
         """
-        return jobs[(self.rank + turn) % self.size :: self.size] if self.split else jobs
-
-    def same(self, value: T) -> T:
-        """The value of the main process, if all processes run the same jobs."""
-        if self.split:
-            return value
-        from accelerate.utils import broadcast_object_list
-
-        values = [value]
-        broadcast_object_list(values)
-        return values[0]
+        return jobs[(self.rank + turn) % self.size :: self.size]
 
     def meet(self, brought: list[T]) -> list[T]:
         """Wait for all processes that a launcher started, and collect what they brought.
@@ -127,13 +110,8 @@ def join(settings: Settings, shard: str | None = None) -> Team:
         if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true"):
             warnings.warn(
                 "accelerate launch --cpu started this one process, whatever --num_processes says: it needs mpirun for "
-                "more. To share the run: torchrun --nproc-per-node 2 -m hf_paged_eviction_eval eval ...",
+                "more. To share the run: paged-eviction eval --workers 2 ...",
                 stacklevel=2,
-            )
-        if settings.tensor_parallel:
-            raise UserError(
-                "--tensor-parallel splits the model over processes, and this is only one: torchrun --nproc-per-node 2 "
-                "-m hf_paged_eviction_eval eval --tensor-parallel ..."
             )
         return Team(*_numbers(shard))
     if shard:
@@ -148,7 +126,7 @@ def join(settings: Settings, shard: str | None = None) -> Team:
 
     # Who waits, waits for one that reads data; the launcher ends all when one dies.
     state = PartialState(cpu=settings.device == "cpu", timeout=timedelta(hours=12))
-    return Team(state.process_index, state.num_processes, not settings.tensor_parallel, launched=True)
+    return Team(state.process_index, state.num_processes, launched=True)
 
 
 def _numbers(shard: str | None) -> tuple[int, int]:
