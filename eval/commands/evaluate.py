@@ -50,7 +50,7 @@ Text that streams far past the model's window, held tokens at their places in th
 """
 #: What `--help` says.
 BRIEF = {
-    "model": "a folder, a GGUF file or a name on the Hub",
+    "model": "a folder or a name on the Hub",
     "policies": "snapkv(window=16),h2o@pyramid, ..., full, all",
     "budgets": "256 (tokens), 25% (of the prompt), 2MiB, full",
     "tasks": "suite (default), ruler, niah, LongBench's en16, ...",

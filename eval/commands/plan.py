@@ -35,7 +35,7 @@ With the losses of a profile
 """
 #: What `--help` says.
 BRIEF = {
-    "model": "a folder, a GGUF file or a name on the Hub; only its configuration is read",
+    "model": "a folder or a name on the Hub; only its configuration is read",
     "context": "tokens of the longest text, such as 8192 or 128k",
     "memory": "memory for everything, such as 8GiB; without it the whole context is planned",
     "rows": "texts at a time (1)",
@@ -52,7 +52,7 @@ class PlanOptions(Loading):
 
     model: str = option(
         EMBEDDED,
-        "A folder, a GGUF file or a name on the Hugging Face Hub; embedded is the small model of this package. Only "
+        "A folder or a name on the Hugging Face Hub; embedded is the small model of this package. Only "
         "the configuration is read.",
     )
     context: str = option("8k", "Tokens of the longest text; k = 1,024.", metavar="N")

@@ -36,7 +36,7 @@ To take the profile to another machine
 """
 #: What `--help` says.
 BRIEF = {
-    "model": "a folder, a GGUF file or a name on the Hub; without it the small model of this package",
+    "model": "a folder or a name on the Hub; without it the small model of this package",
     "text": "texts to read: plain text or JSON lines (the documentation of Python)",
     "use": "what the cache is for: text, questions or both (both)",
     "quick": "try fewer caches on less text",

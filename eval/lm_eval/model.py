@@ -19,7 +19,6 @@ from hf_paged_eviction.internals import ANSWERS_AS_TOKENS, CACHE_ARGUMENT, PAGED
 
 from ..errors import UserError
 from ..grouping import grouped
-from ..models.gguf import gguf_arguments, is_gguf, mend_tokenizer
 from ..models.loading import source
 from ..options.settings import EMBEDDED
 from ..running.meaning import files_of
@@ -39,7 +38,7 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
     go through the cache token by token once the budget is full: that takes as long as generating the text would.
 
     Args:
-        pretrained: as for `HFLM`, or a GGUF file; "embedded" is the small model that ships with this package.
+        pretrained: as for `HFLM`; "embedded" is the small model that ships with this package.
         dtype: as for `HFLM`; "auto" is float32 for the embedded model.
         kwargs: all of `hf_paged_eviction.CacheOptions` but `static`; a `budget` in bytes is that of one row, whatever
             the batch, and a share is taken of each prompt without its pads. A policy or allocator that looks at
@@ -59,7 +58,6 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
             if close := get_close_matches(name, OURS, n=1, cutoff=0.75):
                 raise UserError(f"unknown model argument {name!r}: did you mean {close[0]!r}?")
         self._cache = CacheSettings(**ours)
-        self._gguf = pretrained if isinstance(pretrained, str) and is_gguf(pretrained) else None
         if isinstance(pretrained, str):
             if self._cache.needs_attention:
                 kwargs.setdefault("attn_implementation", PAGED_EVICTION)
@@ -69,16 +67,11 @@ class PagedEvictionLM(HFLM):  # type: ignore[misc]
                 kwargs.setdefault("use_safetensors", True)
             if pretrained == EMBEDDED and dtype == "auto":
                 dtype = torch.float32  # the shipped file is half precision to be small, not to be computed in
-            pretrained, kwargs = source(pretrained), kwargs | gguf_arguments(pretrained)
+            pretrained = source(pretrained)
         self._attention: str | None = kwargs.get("attn_implementation")
         super().__init__(pretrained, dtype=dtype, **kwargs)
         register_weights(self.model)
         self._cache = self._cache.for_model(self.model)
-
-    def _create_tokenizer(self, pretrained: Any, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
-        super()._create_tokenizer(pretrained, tokenizer, *args, **kwargs)
-        if self._gguf and not tokenizer:
-            self.tokenizer: Any = mend_tokenizer(self.tokenizer, self._gguf)
 
     def _get_backend(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super()._get_backend(config, *args, **kwargs)

@@ -26,10 +26,9 @@ from ..errors import UserError, reason
 from ..hub import require_network
 from ..options.settings import EMBEDDED, Settings, TaskSettings
 from .device import is_out_of_memory
-from .gguf import forget_gguf, gguf_arguments, is_gguf, mend_tokenizer
 
 _EXPECTED = (
-    "expected: a folder or a GGUF file that exists, or a name on the Hugging Face Hub and a network (log in with "
+    "expected: a folder that exists, or a name on the Hugging Face Hub and a network (log in with "
     "`hf auth login` to load a private or gated model)"
 )
 _OTHER_DEVICE = "choose another --device, or hide the one that fails (CUDA_VISIBLE_DEVICES)"
@@ -84,12 +83,11 @@ def check_ids(model: Any, highest: int, settings: Settings) -> None:
         )
 
 
-def load_model(settings: Settings, kind: Any = AutoModelForCausalLM, config: Any = None) -> Any:
+def load_model(settings: Settings, kind: Any = AutoModelForCausalLM) -> Any:
     """The model alone, in evaluation mode on its devices.
 
     Args:
         kind: an auto class of transformers.
-        config: as `load_config` gives it, where the caller has it.
 
     Raises:
         UserError: there is no such model, it does not fit, or it brings code or pickles that are not allowed.
@@ -100,18 +98,12 @@ def load_model(settings: Settings, kind: Any = AutoModelForCausalLM, config: Any
     # Its bars would be drawn over the progress of the run.
     disable_progress_bar()
     _check_adapter(settings)
-    file = is_gguf(settings.model)
-    if file and config is not None:  # to read it anew takes as long as to make the model
-        named["config"] = config
     try:
         model = kind.from_pretrained(source(settings.model), **named, **_arguments(settings))
     except UnpicklingError as error:
         raise UserError(f"the weights of {settings.model!r} hold more than tensors, and are not loaded") from error
     except Exception as error:  # damaged files raise a dozen classes
         raise _model_error(settings, error) from error
-    if file:
-        forget_gguf(model)
-        model.config._name_or_path = settings.model  # not the folder: that has many
     if kind is AutoModelForCausalLM:
         _refuse_without_cache(model)
     register_weights(model)
@@ -166,8 +158,6 @@ def load_config(settings: Settings) -> Any:
         config = AutoConfig.from_pretrained(source(settings.model), **named)
     except Exception as error:  # damaged files raise a dozen classes
         raise _model_error(settings, error) from error
-    if is_gguf(settings.model):
-        config._name_or_path = settings.model
     return config
 
 
@@ -183,7 +173,6 @@ def load_tokenizer(settings: Settings) -> Any:
         raise UserError(
             f"cannot load a tokenizer from {name!r}: {_why(name, error)}, or name another tokenizer with --tokenizer"
         ) from error
-    tokenizer = mend_tokenizer(tokenizer, name) if is_gguf(name) else tokenizer
     try:
         ids = tokenizer("The code of maple is amber.", add_special_tokens=False)["input_ids"]
     except Exception as error:  # whatever a damaged one raises
@@ -216,12 +205,16 @@ def _named(settings: Settings, name: str) -> dict[str, Any]:
     """
     _refuse_unreachable(name, settings)
     revision = {"revision": settings.revision} if settings.revision and name == settings.model else {}
-    return {"trust_remote_code": settings.trust_remote_code, **revision, **gguf_arguments(name)}
+    return {"trust_remote_code": settings.trust_remote_code, **revision}
 
 
 def _refuse_unreachable(name: str, settings: Settings) -> None:
     """A name that is on no machine within reach is refused at once: the Hub's own client tries for a minute."""
-    if name == EMBEDDED or is_gguf(name) or Path(name).exists():
+    if Path(name).suffix.lower() == ".gguf":
+        raise UserError(
+            f"cannot load {name!r}: python benchmarks/fetch_models.py {name} makes a folder of it: give that"
+        )
+    if name == EMBEDDED or Path(name).exists():
         return
     cached = (
         try_to_load_from_cache(name, file, revision=settings.revision) for file in ("config.json", "tokenizer.json")
@@ -233,7 +226,7 @@ def _refuse_unreachable(name: str, settings: Settings) -> None:
         raise UserError(
             f"cannot load {name!r}: there is no such folder, and it cannot be a name on the Hub either"
         ) from error
-    require_network(f"the model {name!r}", "give a folder or a GGUF file")
+    require_network(f"the model {name!r}", "give a folder")
 
 
 def _check_adapter(settings: Settings) -> None:
@@ -298,9 +291,7 @@ def _wants_pickle(settings: Settings, error: Exception) -> bool:
 
 
 def source(name: str) -> str:
-    """What `from_pretrained` takes for the name of a model: of a GGUF file, the folder that it lies in."""
-    if is_gguf(name):
-        return str(Path(name).parent)
+    """What `from_pretrained` takes for the name of a model."""
     if name != EMBEDDED:
         return name
     from .. import embedded

@@ -66,7 +66,7 @@ def load(settings: Settings, notes: Console) -> Any:
     """
     config, folder = models.load_config(settings), Path(models.source(settings.model))
     if not folder.is_dir() or any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
-        return models.load_model(settings, _kind(config), config)
+        return models.load_model(settings, _kind(config))
     say(notes, f"{settings.model} holds no weights: random ones are used")
     wanted: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
     if settings.attn_implementation is not None:

@@ -16,7 +16,7 @@ class Loading(Options):
 
     model: str = option(
         EMBEDDED,
-        "A folder, a GGUF file or a name on the Hugging Face Hub; embedded is the small model of this package.",
+        "A folder or a name on the Hugging Face Hub; embedded is the small model of this package.",
     )
     trust_remote_code: bool = option(
         False,

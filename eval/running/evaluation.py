@@ -117,7 +117,7 @@ class _Run:
     def complete(self, children: Children) -> Outcome | None:
         """Compute what the folder lacks of this process's jobs."""
         settings, plan, team = self.settings, self.plan, self.team
-        model = load_model(settings, config=plan.config)
+        model = load_model(settings)
         check_ids(model, plan.highest, settings)
         decided = meanings(settings, model, empty_caches(model.config, settings, plan.variants))
         self.folder = ResultFolder(self.output, decided, row_key, plan.prompts.get)

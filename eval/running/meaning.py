@@ -19,7 +19,6 @@ from hf_paged_eviction.internals import AUTO, PAGED_EVICTION, file_digest, take_
 from ..caches.making import policy_of
 from ..data.prompting.prompts import Prompt
 from ..metrics.library import PREFIX, is_library_metric
-from ..models.gguf import is_gguf
 from ..models.loading import source
 from ..options.settings import Settings, TextSettings
 
@@ -75,8 +74,6 @@ def _model_files(settings: Settings) -> dict[str, str]:
     """Digests of small files of the model and of its tokenizer, where they are files of their own."""
     digests = {}
     for name in dict.fromkeys([settings.model, settings.tokenizer or settings.model]):
-        if is_gguf(name):
-            continue
         folder = Path(source(name))
         for file in _MODEL_FILES:
             path = folder / file if folder.is_dir() else try_to_load_from_cache(name, file, revision=settings.revision)

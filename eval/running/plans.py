@@ -40,7 +40,7 @@ class Plan:
     """What a run computes.
 
     Attributes:
-        config, tokenizer: of its model.
+        tokenizer: of its model.
         run: computes the rows of a job.
         jobs: how many there are.
         share: the jobs of one process.
@@ -52,7 +52,6 @@ class Plan:
         finish: writes the summary and the plots into the folder.
     """
 
-    config: Any
     tokenizer: Any
     run: RunJob
     jobs: int
@@ -90,7 +89,6 @@ def plan_tasks(request: Request[TaskSettings], team: Team) -> Plan:
             write_whole(folder / PROMPTS, as_lines(batches, tokenizer))
 
     return Plan(
-        config,
         tokenizer,
         run_batch,
         jobs=len(batches),
@@ -116,7 +114,6 @@ def plan_texts(request: Request[TextSettings], team: Team) -> Plan:
     length = jobs[0].length
     digests = {name: text_digest(ids, length) for name, ids in texts.items()}
     return Plan(
-        config,
         tokenizer,
         run_texts,
         jobs=len(jobs),

@@ -1,5 +1,7 @@
-"""A model that is one GGUF file loads everywhere a folder does."""
+"""A model that is one GGUF file becomes a folder, once; the commands name the way."""
 
+import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,51 +15,40 @@ pytest.importorskip("gguf", reason="the extra `gguf` is not installed")
 from asking import asked
 from gguf_files import HEADS, KV_HEADS, LAYERS, TEMPLATE, WIDTH, write_gguf
 from hf_paged_eviction_eval.errors import UserError
-from hf_paged_eviction_eval.models import gguf
 from hf_paged_eviction_eval.models import loading as models
-from invoking import run
-from processes import raw_rows
+from scripts import load as load_script
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
-    write_gguf(path)
-    return path
+@pytest.fixture
+def gguf() -> Any:
+    return load_script(BENCHMARKS / "gguf_file.py")
 
 
-def test_model_configuration_and_tokenizer_come_from_the_file(file: Path, tmp_path: Path) -> None:
-    model, tokenizer = models.load(asked(model=str(file)))
-    config = models.load_config(asked(model=str(file)))
-    for one in (model.config, config):
-        shape = one.num_hidden_layers, one.hidden_size, one.num_attention_heads, one.num_key_value_heads
-        assert shape == (LAYERS, WIDTH, HEADS, KV_HEADS)
+def test_a_file_becomes_a_folder_once(gguf: Any, tmp_path: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file)
+    folder = gguf.convert(file)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny", "tiny.gguf"]
+    model, tokenizer = models.load(asked(model=str(folder)))
+    config = model.config
+    shape = config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+    assert shape == (LAYERS, WIDTH, HEADS, KV_HEADS)
     assert tokenizer.decode(tokenizer("Any text: ä", add_special_tokens=False).input_ids) == "Any text: ä"
     assert tokenizer.chat_template == TEMPLATE
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
-    # An ordinary model from then on: it can be saved, and says the same.
-    model.save_pretrained(tmp_path)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    read = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf", dtype=torch.float32)
     ids = torch.arange(3, 40)[None]
     with torch.no_grad():
-        torch.testing.assert_close(again(ids).logits, model(ids).logits)
-
-
-def test_a_command_takes_the_file_as_model_and_as_tokenizer(file: Path, tmp_path: Path) -> None:
-    words = f"eval --model {file} --tokenizer {file} --output {tmp_path} --tasks passkey --limit 1 --length 300"
-    run(*words.split(), "--budgets", "25%,full", "--policies", "keydiff")
-    assert len(raw_rows(tmp_path)) == 2
-
-
-def test_the_other_harness_takes_it_too(file: Path) -> None:
-    harness = pytest.importorskip("hf_paged_eviction_eval.lm_eval.model", reason="the extra `lm-eval` is missing")
-    assert harness.PagedEvictionLM(str(file), device="cpu", budget=32, block_size=4).model.config.hidden_size == WIDTH
+        torch.testing.assert_close(read(ids).logits, model(ids).logits)
+    (folder / "config.json").write_text(json.dumps({"own": 1}))
+    assert gguf.convert(file) == folder and "own" in (folder / "config.json").read_text()
 
 
 @pytest.mark.parametrize("begins", [True, False])
-@pytest.mark.parametrize("harness", [False, True])
 def test_what_transformers_gets_wrong_of_a_tokenizer_is_mended(
-    begins: bool, harness: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gguf: Any, begins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "tiny.gguf"
     write_gguf(file, begins=begins)
@@ -69,36 +60,52 @@ def test_what_transformers_gets_wrong_of_a_tokenizer_is_mended(
         tokenizer.add_bos_token = not begins
         return tokenizer
 
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", as_older_releases_do)
-    if harness:
-        lm_eval = pytest.importorskip("hf_paged_eviction_eval.lm_eval.model", reason="the extra `lm-eval` is missing")
-        tokenizer = lm_eval.PagedEvictionLM(str(file), device="cpu", budget=32, block_size=4).tokenizer
-    else:
-        tokenizer = models.load_tokenizer(asked(model=str(file)))
+    with monkeypatch.context() as patch:
+        patch.setattr(AutoTokenizer, "from_pretrained", as_older_releases_do)
+        folder = gguf.convert(file)
+    tokenizer = models.load_tokenizer(asked(model=str(folder)))
     assert tokenizer.eos_token == "</s>"
     assert tokenizer.convert_ids_to_tokens(tokenizer("ab").input_ids) == ["<s>"] * begins + ["ab"]
 
 
-def test_a_tokenizer_that_cuts_words_of_its_vocabulary_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_that_cuts_words_of_its_vocabulary_is_refused(gguf: Any, tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf", merges=["a b", "b c"])
-    with pytest.raises(UserError, match=r"1.*1.*FOLDER"):
-        models.load_tokenizer(asked(model=str(tmp_path / "tiny.gguf")))
+    with pytest.raises(gguf.FileError, match=r"1.*1.*5\.19"):
+        gguf.convert(tmp_path / "tiny.gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.gguf"]
+
+
+def test_what_is_missing_is_named(gguf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(gguf.FileError, match=r"none\.gguf.*no such file"):
+        gguf.convert(tmp_path / "none.gguf")
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF, but nothing behind it")
+    with pytest.raises(gguf.FileError, match="cannot be read"):
+        gguf.convert(broken)
+    monkeypatch.setattr(gguf, "is_gguf_available", lambda: False)
+    with pytest.raises(gguf.FileError, match=r"pip install 'hf_paged_eviction\[gguf\]'"):
+        gguf.convert(broken)
 
 
 @pytest.mark.parametrize("load", [models.load, models.load_config, models.load_tokenizer])
-def test_what_is_missing_is_named(load: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"none\.gguf.*no such file"):
-        load(asked(model=str(file.parent / "none.gguf")))
-    broken = file.parent / "broken.gguf"
-    broken.write_bytes(b"GGUF, but nothing behind it")
-    with pytest.raises(UserError, match="cannot load"):
-        load(asked(model=str(broken)))
+def test_commands_name_the_way(load: Any) -> None:
+    with pytest.raises(UserError, match=r"fetch_models\.py a\.gguf"):
+        load(asked(model="a.gguf"))
+
+
+def test_the_reader_is_asked_for_before_anything_is_fetched(
+    gguf: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fetching = load_script(BENCHMARKS / "fetch_models.py")
+    monkeypatch.setattr(fetching, "fetch", lambda *_: pytest.fail("fetched"))
+    monkeypatch.setitem(sys.modules, "gguf_file", gguf)
     monkeypatch.setattr(gguf, "is_gguf_available", lambda: False)
-    with pytest.raises(UserError, match=r"pip install 'hf_paged_eviction\[gguf\]'"):
-        load(asked(model=str(file)))
+    monkeypatch.setattr("sys.argv", ["fetch_models.py", "smollm2"])
+    with pytest.raises(SystemExit, match=r"\[gguf\]"):
+        fetching.main()
 
 
-def test_only_marks_of_the_file_are_forgotten() -> None:
+def test_only_marks_of_the_file_are_forgotten(gguf: Any) -> None:
     plain = SimpleNamespace(config=SimpleNamespace(hidden_size=3))
-    gguf.forget_gguf(plain)
+    gguf.forget_quantisation(plain)
     assert plain.config.hidden_size == 3 and plain.hf_quantizer is None

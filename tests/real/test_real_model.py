@@ -1,6 +1,6 @@
 """The promises on a real model, with sinks, outlying channels, a real tokenizer and a window of 8,192: SmolLM2-135M.
 
-`make test-real` fetches it; or name a GGUF file or a folder in PAGED_EVICTION_REAL_MODEL.
+`make test-real` fetches it; or name a folder in PAGED_EVICTION_REAL_MODEL.
 """
 
 import os
@@ -27,15 +27,13 @@ from hf_paged_eviction_eval.options.settings import TaskSettings
 
 FILE = os.environ.get(
     "PAGED_EVICTION_REAL_MODEL",
-    str(Path(__file__).parents[2] / "results" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"),
+    str(Path(__file__).parents[2] / "results" / "models" / "SmolLM2-135M-Instruct.Q4_1"),
 )
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not Path(FILE).exists(), reason=f"no model at {FILE}: make real")]
 
 
 @pytest.fixture(scope="module")
 def loaded() -> tuple[Any, Any]:
-    if FILE.endswith(".gguf"):
-        pytest.importorskip("gguf", reason="the extra `gguf` is not installed")
     return models.load(TaskSettings(policies=(), budgets=("full",), tasks=("passkey",), model=FILE))
 
 

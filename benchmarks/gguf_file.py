@@ -1,18 +1,17 @@
-"""Models that are one GGUF file: transformers reads weights, configuration and tokenizer from it."""
+"""A model that is one GGUF file, as a folder that every command reads."""
 
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import __version__
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, __version__
 from transformers.utils import is_gguf_available
 
-from ..errors import UserError
-
-_SUFFIX = ".gguf"
 #: What a file says of its tokenizer, in this order.
 _READ = tuple(f"tokenizer.ggml.{key}" for key in ("bos_token_id", "eos_token_id", "add_bos_token", "token_type"))
 #: What a word begins with where it stands behind a space, in vocabularies of SentencePiece and of bytes.
@@ -22,25 +21,42 @@ _LETTERS = re.compile("[A-Za-z]+")
 _WORDS = 500
 
 
-def is_gguf(name: str) -> bool:
-    """Whether the name of a model, or of a tokenizer, is that of a GGUF file."""
-    return name.lower().endswith(_SUFFIX)
+class FileError(Exception):
+    """A file that cannot be converted; the message says what to do."""
 
 
-def gguf_arguments(name: str) -> dict[str, Any]:
-    """Further arguments of `from_pretrained`; none for a model that is no GGUF file.
+def check_reader() -> None:
+    """Raise FileError unless the package is there, in a version that transformers takes, that reads these files."""
+    if not is_gguf_available():
+        raise FileError("the package gguf is needed to read a GGUF file: pip install 'hf_paged_eviction[gguf]'")
+
+
+def convert(file: Path) -> Path:
+    """The folder beside a GGUF file with its weights in float32, configuration and tokenizer; written unless there.
+
+    Dequantised weights do not fit into 16 bits exactly. The copy has the digest of the file's weights.
 
     Raises:
-        UserError: there is no such file, or the package that reads it is missing.
+        FileError: there is no such file, the package that reads it is missing, or transformers reads it wrongly.
     """
-    if not is_gguf(name):
-        return {}
-    if not Path(name).is_file():
-        raise UserError(f"cannot load {name!r}: there is no such file")
-    # One that is missing and one that is too old are the same to transformers.
-    if not is_gguf_available():
-        raise UserError(f"cannot load {name!r}: gguf is needed: pip install 'hf_paged_eviction[gguf]'")
-    return {"gguf_file": Path(name).name}
+    folder = file.with_suffix("")
+    if folder.exists():
+        return folder
+    if not file.is_file():
+        raise FileError(f"{file}: there is no such file")
+    check_reader()
+    place, named = str(file.parent), {"gguf_file": file.name}
+    try:
+        tokenizer = mend_tokenizer(AutoTokenizer.from_pretrained(place, **named), str(file))
+        model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **named)
+    except (OSError, ValueError, KeyError) as error:
+        raise FileError(f"{file} cannot be read: {error}") from error
+    forget_quantisation(model)
+    with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
+        for part in (model, tokenizer):
+            part.save_pretrained(Path(scratch) / folder.name)
+        (Path(scratch) / folder.name).rename(folder)
+    return folder
 
 
 def mend_tokenizer(tokenizer: Any, name: str) -> Any:
@@ -53,7 +69,7 @@ def mend_tokenizer(tokenizer: Any, name: str) -> Any:
         name: of the file.
 
     Raises:
-        UserError: it cuts words that the vocabulary has.
+        FileError: it cuts words that the vocabulary has.
     """
     from gguf import GGUFReader, TokenType
 
@@ -66,10 +82,10 @@ def mend_tokenizer(tokenizer: Any, name: str) -> Any:
         tokenizer.add_bos_token = first
     cut, of = _cut_words(tokenizer, [token for token, kind in enumerate(kinds or ()) if kind == TokenType.NORMAL])
     if 10 * cut > of:
-        raise UserError(
+        raise FileError(
             f"transformers {__version__} reads the tokenizer of {name!r} wrongly: it splits {cut} of {of} words of the "
             "vocabulary into pieces that the model was not trained on. Install transformers 5.19 or "
-            "later; or load the tokenizer there (from_pretrained with gguf_file), save_pretrained, --tokenizer FOLDER"
+            "later."
         )
     return tokenizer
 
@@ -86,7 +102,7 @@ def _cut_words(tokenizer: Any, ordinary: Sequence[int]) -> tuple[int, int]:
     return len(cut), len(words)
 
 
-def forget_gguf(model: Any) -> None:
+def forget_quantisation(model: Any) -> None:
     """Make a model that was read from such a file an ordinary one: its weights are, and it can then be saved."""
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
