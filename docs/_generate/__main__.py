@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))  # which know the rows that they wrote
+sys.path.append(str(Path(__file__).resolve().parents[2] / "serving"))  # a package of its own
 import allocator_pages
 import api_pages
 import command_pages

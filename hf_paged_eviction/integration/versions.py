@@ -3,8 +3,6 @@ them."""
 
 #: Releases of transformers that the contract suite runs with, oldest first. The gate runs with the last.
 TRANSFORMERS = ("4.57.6", "5.0.0", "5.14.1", "5.23.0", "5.24.0")
-#: Releases of transformers whose continuous batching the tests of serving run with.
-SERVING = ("5.19.0", "5.20.0", "5.21.0", "5.22.0", "5.23.0", "5.24.0")
 #: The oldest and the newest minor release of torch that the contract suite was run with.
 TORCH = ("2.6", "2.15")
 

@@ -1,4 +1,4 @@
-"""The harness is a client of the library, and the rooms of the harness have an order."""
+"""The harness and serving are clients of the library, and the rooms of the harness have an order."""
 
 import ast
 import functools
@@ -11,6 +11,7 @@ from hf_paged_eviction import internals
 #: Public modules, besides the names at the top.
 PUBLIC = {"hf_paged_eviction", "hf_paged_eviction.testing", "hf_paged_eviction.internals", "hf_paged_eviction.version"}
 HARNESS = Path(hf_paged_eviction_eval.__file__).parent
+SERVING = Path(__file__).parents[2] / "serving" / "hf_paged_eviction_serving"
 
 
 @functools.cache
@@ -38,6 +39,19 @@ def inner(node: ast.ImportFrom | ast.Import) -> list[str]:
 def test_the_harness_is_a_client_of_the_library() -> None:
     assert len(imports(HARNESS)) > 1000
     assert {(path.name, *names) for path, node in imports(HARNESS) if (names := inner(node))} == set()
+
+
+def test_serving_is_a_client_of_the_library() -> None:
+    assert len(imports(SERVING)) > 100
+    assert {(path.name, *names) for path, node in imports(SERVING) if (names := inner(node))} == set()
+
+
+def test_the_library_and_the_harness_know_nothing_of_other_packages() -> None:
+    others = "hf_paged_eviction_lab hf_paged_eviction_serving hf_paged_eviction_vllm"
+    for folder in (HARNESS, Path(internals.__file__).parent):
+        for path, node in imports(folder):
+            taken = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            assert not any(name.startswith(tuple(others.split())) for name in taken), path
 
 
 def test_the_check_sees_what_is_inside() -> None:

@@ -16,7 +16,7 @@ SCRIPTS = sorted(
     for path in (ROOT / folder).rglob("*.py")
     if "_build" not in path.parts
 )
-PACKAGES = ("hf_paged_eviction", "hf_paged_eviction_eval")
+PACKAGES = ("hf_paged_eviction", "hf_paged_eviction_eval", "hf_paged_eviction_serving")
 
 
 def absent(path: Path, source: str) -> Iterator[str]:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-import driving
 from hf_paged_eviction import PagedEvictionCache, verify
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.feeding import feed
@@ -124,15 +123,3 @@ def test_a_saved_context_goes_on(model: Any, ids: torch.Tensor, tmp_path: Path) 
         mask = torch.ones(1, 620)
         ours, loaded = (feed(model, ids[:, 600:620], mask, one, keep=0) for one in (cache, again))
     assert torch.equal(ours, loaded)
-
-
-@pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
-def test_requests_of_a_batch_are_answered_as_alone(model: Any, ids: torch.Tensor) -> None:
-    prompts = [ids[0, :300].tolist(), ids[0, 1000:1090].tolist(), ids[0, 2000:2210].tolist()]
-    options: dict[str, Any] = {"budget": 128, "block_size": 16, "policy": "keydiff"}
-    chunk = 64
-    with driving.batching(model, driving.pool(40, tokens=chunk + 8), prefill_chunk_size=chunk, **options) as turned:
-        turned.run({0: [lambda batching, at=at: batching.add(str(at), prompts[at], 20) for at in range(len(prompts))]})
-        answers = [turned.answers[str(at)] for at in range(len(prompts))]
-    expected = [driving.alone(model, prompt, 20, prefill_chunk_size=chunk, **options) for prompt in prompts]
-    assert answers == expected

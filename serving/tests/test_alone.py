@@ -12,7 +12,7 @@ import driving
 import models
 from driving import Batching, alone, batching, greedy, held_alone, model_of, pool, texts
 from hf_paged_eviction.precision import native
-from hf_paged_eviction.serving import paged_batching
+from hf_paged_eviction_serving import paged_batching
 
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 
@@ -113,7 +113,7 @@ class StockScheduler(FIFOScheduler):
 
 def test_stock_scheduler_depends_on_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: where prompts are cut wherever a batch is full, answers change."""
-    monkeypatch.setattr("hf_paged_eviction.serving.manager.FixedCutScheduler", StockScheduler)
+    monkeypatch.setattr("hf_paged_eviction_serving.manager.FixedCutScheduler", StockScheduler)
     with batching(model_of(), pool(16), **OPTIONS) as turned:
         turned.run({0: [adding(str(at), text, NEW[at]) for at, text in enumerate(texts(LENGTHS))]})
     assert len(turned.answers) == len(LENGTHS)

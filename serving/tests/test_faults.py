@@ -14,7 +14,7 @@ import torch
 
 import driving
 from driving import alone, batching, model_of, pool, texts
-from hf_paged_eviction.serving import Sampler, Sampling
+from hf_paged_eviction_serving import Sampler, Sampling
 
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 
@@ -30,22 +30,20 @@ LENGTHS = (40, 9, 33, 14)
 
 #: Every call for one request between admission and answer: module, class, methods.
 CALLS = {
-    "hf_paged_eviction.serving.scheduler.FixedCutScheduler": "_why_refused _next _admit",
-    "hf_paged_eviction.serving.allocator.BoundedAllocator": (
+    "hf_paged_eviction_serving.scheduler.FixedCutScheduler": "_why_refused _next _admit",
+    "hf_paged_eviction_serving.allocator.BoundedAllocator": (
         "prepare has_room plan _keep_prefix allocate_cache_to_request"
     ),
-    "hf_paged_eviction.serving.options.ServingOptions": "spans_of sizes_of pages",
-    "hf_paged_eviction.serving.prefixes.Prefixes": "digests match wants keep",
-    "hf_paged_eviction.serving.stock_pages.StockPages": "reserve",
-    "hf_paged_eviction.serving.contexts.ServedContext": "begin held_by",
-    "hf_paged_eviction.serving.request_table.RequestTable": (
-        "add choose best all_of give put score_newest encode _score_all"
-    ),
-    "hf_paged_eviction.serving.step.Step": "add _with_held _seen_together _see_single",
-    "hf_paged_eviction.serving.stock_step.StockStep": "_attend_together",
-    "hf_paged_eviction.serving.coded_pages.CodedPages": "reserve meet pick write save",
+    "hf_paged_eviction_serving.options.ServingOptions": "spans_of sizes_of pages",
+    "hf_paged_eviction_serving.prefixes.Prefixes": "digests match wants keep",
+    "hf_paged_eviction_serving.stock_pages.StockPages": "reserve",
+    "hf_paged_eviction_serving.contexts.ServedContext": "begin held_by",
+    "hf_paged_eviction.requests.table.RequestTable": ("add choose best all_of give put score_newest encode _score_all"),
+    "hf_paged_eviction.requests.step.Step": "add _with_held _seen_together _see_single",
+    "hf_paged_eviction_serving.stock_step.StockStep": "_attend_together",
+    "hf_paged_eviction_serving.coded_pages.CodedPages": "reserve meet pick write save",
     "hf_paged_eviction.queries.observer.Observer": "start observe_many settle keep observe_block statistics",
-    "hf_paged_eviction.serving.sampler.Sampler": "choose _changed _draw",
+    "hf_paged_eviction_serving.sampler.Sampler": "choose _changed _draw",
 }
 #: Those that only policies with statistics call.
 _WATCHED = {"_see_single"}
@@ -259,7 +257,7 @@ def test_each_loop_hears_its_own_results() -> None:
 
 def test_no_room_is_of_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """One for which even the empty cache has no room does not end generation for those behind it."""
-    from hf_paged_eviction.serving.allocator import BoundedAllocator
+    from hf_paged_eviction_serving.allocator import BoundedAllocator
 
     prompts, has_room = texts([20, 9]), BoundedAllocator.has_room
     monkeypatch.setattr(

@@ -7,15 +7,21 @@ from math import inf
 import torch
 from torch import Tensor
 
-from ..attention.weights import Logits
-from ..precision import fused
-from ..precision.codec import LEVELS, Codec
-from ..precision.few_bits import FewBits
-from ..precision.in_codes import InCodes
-from ..store.columns import Columns, gather_slots
-from ..store.exact import Exact
-from ..tensors.parts import map_tensors
-from .pages import Kept, grown
+from hf_paged_eviction.internals import (
+    LEVELS,
+    Codec,
+    Columns,
+    Exact,
+    FewBits,
+    InCodes,
+    Kept,
+    Logits,
+    fused,
+    gather_slots,
+    grown,
+    map_tensors,
+)
+
 from .records import NAMES, WORD, RecordLayout
 from .stock_pages import StockPages
 

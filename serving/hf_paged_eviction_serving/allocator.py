@@ -9,17 +9,14 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 from transformers.generation.continuous_batching.cache_allocators import FullAttentionCacheAllocator
 from transformers.generation.continuous_batching.requests import RequestState
 
-from ..precision.few_bits import FewBits
-from ..table.spans import Spans
+from hf_paged_eviction.internals import FewBits, Layout, LiveRequest, RequestTable, Shares, Spans, log_failure
+
 from .attention import hand_over
 from .coded_pages import CodedPages
 from .contexts import ServedContext
 from .contract import ALLOCATOR, check_attributes
-from .layout import Layout, Shares
-from .live_request import LiveRequest, log_failure
 from .options import ServingOptions
 from .prefixes import Prefixes
-from .request_table import RequestTable
 from .stock_pages import StockPages
 from .stock_step import StockStep
 

@@ -6,7 +6,7 @@ from typing import Any
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchProcessor, OutputRouter
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestState, RequestStatus
 
-from .live_request import log_failure
+from hf_paged_eviction.internals import log_failure
 
 
 def update_each(processor: ContinuousBatchProcessor) -> None:

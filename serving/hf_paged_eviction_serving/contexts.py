@@ -8,21 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cache import PagedEvictionCache
-from ..disposals import Drop
-from ..layer.paged import PagedLayer
-from ..layer.scores import encode
-from ..precision.few_bits import FewBits
-from ..queries.observer import Observer
-from ..store.columns import gather_slots
-from ..store.tensors import byte_count
-from ..table.bounds import spans_in
-from ..table.budget import BlockBudget
-from ..table.spans import Spans
-from .layout import Layout
-from .live_request import LiveRequest
+from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.internals import (
+    BlockBudget,
+    Drop,
+    FewBits,
+    Layout,
+    LiveRequest,
+    Observer,
+    PagedLayer,
+    RequestTable,
+    Spans,
+    byte_count,
+    encode,
+    gather_slots,
+    spans_in,
+)
+
 from .records import NAMES, RecordLayout
-from .request_table import RequestTable
 from .stock_pages import StockPages
 
 

@@ -7,15 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..attention.weights import Logits
-from ..masks.visible import visible
-from ..queries.observer import Queries
+from hf_paged_eviction.internals import Entry, Kept, Layout, Logits, Queries, RequestTable, Step, alone, visible
+
 from .attention import compare
-from .layout import Layout
-from .live_request import alone
-from .pages import Kept
-from .request_table import RequestTable
-from .step import Entry, Step
 from .stock_pages import StockPages
 
 

@@ -5,9 +5,10 @@ from collections import deque
 from transformers.generation.continuous_batching.requests import FutureRequestState, RequestState, RequestStatus
 from transformers.generation.continuous_batching.scheduler import FIFOScheduler, Scheduler
 
+from hf_paged_eviction.internals import log_failure
+
 from .allocator import BatchedRequest, BoundedAllocator
 from .failures import IsolatedRouter
-from .live_request import log_failure
 
 _Batch = tuple[list[FutureRequestState] | None, bool, int, int]
 

@@ -7,7 +7,8 @@ from weakref import WeakSet
 
 from transformers import PreTrainedModel
 
-from ..cache import PagedEvictionCache
+from hf_paged_eviction import PagedEvictionCache
+
 from .contexts import ServedContext
 from .contract import check_transformers
 

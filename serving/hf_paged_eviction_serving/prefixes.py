@@ -5,7 +5,8 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from ..table.spans import Spans
+from hf_paged_eviction.internals import Spans
+
 from .contexts import ServedContext
 
 #: Number of cuts that are remembered without their contexts.

@@ -10,12 +10,13 @@ from operator import attrgetter
 
 import transformers
 
-from ..integration import contract, versions
+from hf_paged_eviction.internals import in_words, moved_parts
 
-#: Releases of transformers that the tests of serving were run with.
-TESTED = versions.SERVING
+#: Releases of transformers that the tests were run with, oldest first; the Makefile reads this line.
+TESTED = ("5.19.0", "5.20.0", "5.21.0", "5.22.0", "5.23.0", "5.24.0")
 
-#: What is called, overridden, read or set of classes, see `integration/contract.py`; `__init__` is the call of a class.
+#: What is called, overridden, read or set of classes, see `hf_paged_eviction/integration/contract.py`; `__init__` is
+#: the call of a class.
 USED = {
     "cache.PagedAttentionCache": "can_store_request_tokens(state,request_len)",
     "cache_allocators.FullAttentionCacheAllocator": "__init__(index,config,num_key_value_heads,"
@@ -104,15 +105,15 @@ def _refuse_moved(changes: list[str]) -> None:
         return
     raise UnsupportedTransformersError(
         f"Serving uses private parts of transformers' continuous batching, which change between releases. In the "
-        f"installed release {transformers.__version__} {contract.in_words(changes)}. Tested releases: "
-        f"{', '.join(TESTED)}; pip install transformers=={TESTED[-1]}. (PagedEvictionCache itself works with all "
-        f"releases from {versions.OLDEST}.)"
+        f"installed release {transformers.__version__} {in_words(changes)}. Tested releases: "
+        f"{', '.join(TESTED)}; pip install transformers=={TESTED[-1]}. (PagedEvictionCache itself works with "
+        "this one.)"
     )
 
 
 def moved() -> list[str]:
     """Descriptions of what serving uses and the installed transformers release lacks; empty if nothing is missing."""
-    return contract.moved("transformers.generation.continuous_batching", USED)
+    return moved_parts("transformers.generation.continuous_batching", USED)
 
 
 def check_attributes(owner: object, paths: str) -> None:

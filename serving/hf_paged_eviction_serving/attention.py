@@ -10,10 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
-from ..attention.parts import Part, join, read
-from ..attention.weights import Logits
-from ..masks.visible import visible_one_behind_the_other
-from ..queries.arguments import check_understood
+from hf_paged_eviction.internals import Logits, Part, check_understood, join, read, visible_one_behind_the_other
 
 #: For `model.set_attn_implementation`. Continuous batching makes no masks for it.
 IN_PAGES = "paged_eviction_in_pages"

@@ -14,7 +14,7 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.models import why_not_ours
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
-from hf_paged_eviction.serving import moved, paged_batching
+from hf_paged_eviction_serving import moved, paged_batching
 
 #: Why the tests of this room are skipped; empty = they are not.
 UNSERVED = "; ".join(moved())

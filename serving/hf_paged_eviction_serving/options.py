@@ -7,11 +7,9 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig
 
-from ..integration.model_rotary import head_dim
-from ..naming.sizes import parse_bytes
-from ..table.budget import whole_number
+from hf_paged_eviction.internals import Setup, head_dim, parse_bytes, whole_number
+
 from .records import RecordLayout
-from .setup import Setup
 
 #: Default number of live requests that pages are allocated for on a CPU.
 _LIVE_ON_CPU = 16

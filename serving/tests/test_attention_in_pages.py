@@ -11,10 +11,10 @@ import driving
 from driving import alone, batching, model_of, pool, texts
 from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction.serving import stock_pages, stock_step
-from hf_paged_eviction.serving.attention import compare
-from hf_paged_eviction.serving.options import ServingOptions
-from hf_paged_eviction.serving.stock_step import size_classes
+from hf_paged_eviction_serving import stock_pages, stock_step
+from hf_paged_eviction_serving.attention import compare
+from hf_paged_eviction_serving.options import ServingOptions
+from hf_paged_eviction_serving.stock_step import size_classes
 
 
 def slow(query: Any, key: Any, value: Any, mask: Any, logits: Logits) -> Any:

@@ -8,8 +8,9 @@ from torch import Tensor
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessor
 from transformers.generation.continuous_batching.requests import FutureRequestState
 
+from hf_paged_eviction.internals import log_failure
+
 from .contexts import ServedContext
-from .live_request import log_failure
 from .sampler import Sampler
 
 

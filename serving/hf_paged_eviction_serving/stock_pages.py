@@ -7,9 +7,9 @@ from math import inf
 import torch
 from torch import Tensor
 
-from ..attention.weights import Logits
+from hf_paged_eviction.internals import ALL, Logits, Pages, grown
+
 from .attention import compare
-from .pages import ALL, Pages, grown
 
 #: Bytes of keys and values that a CPU reads in the time that the operators of one group of sets take.
 _WORTH_A_GROUP = 2 << 20

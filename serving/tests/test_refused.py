@@ -13,8 +13,8 @@ from transformers.generation.continuous_batching.scheduler import FIFOScheduler
 import driving
 from driving import greedy, model_of, pool, texts
 from hf_paged_eviction.integration import contract as releases
-from hf_paged_eviction.serving import TESTED, UnsupportedTransformersError, contract, paged_batching
-from hf_paged_eviction.serving.attention import attention_in_pages
+from hf_paged_eviction_serving import TESTED, UnsupportedTransformersError, contract, paged_batching
+from hf_paged_eviction_serving.attention import attention_in_pages
 from witness import Witness
 
 served = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)

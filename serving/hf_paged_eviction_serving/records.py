@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..precision.codec import LEVELS, Codec, packed_width
+from hf_paged_eviction.internals import LEVELS, Codec, packed_width
 
 #: Columns of `FewBits`, those of keys and values in the order of a record.
 NAMES = "key_codes", "value_codes", "key_levels", "value_levels"

@@ -13,7 +13,7 @@ from ..queries.observer import Queries
 from .layout import Layout
 from .live_request import LiveRequest, alone
 from .pages import Kept, Tokens
-from .request_table import RequestTable
+from .table import RequestTable
 
 
 @dataclass(frozen=True)

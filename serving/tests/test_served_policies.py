@@ -8,7 +8,7 @@ import driving
 from driving import batching, held_alone, model_of, pool, texts
 from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.policies import available_policies, make_policy
-from hf_paged_eviction.serving.options import ServingOptions
+from hf_paged_eviction_serving.options import ServingOptions
 
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 

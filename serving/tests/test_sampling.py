@@ -16,7 +16,7 @@ from driving import alone, batching, model_of, pool, texts
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 
 if not driving.UNSERVED:
-    from hf_paged_eviction.serving import Sampler, Sampling
+    from hf_paged_eviction_serving import Sampler, Sampling
 
 OPTIONS: dict[str, Any] = {"budget": 32, "block_size": 4, "policy": "keydiff"}
 
