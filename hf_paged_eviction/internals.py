@@ -6,6 +6,7 @@ rest.
 """
 
 from .allocators import (
+    BudgetAllocator,
     FixedAllocator,
     Uniform,  # a policy name without an allocator
 )
@@ -125,6 +126,7 @@ __all__ = [
     "AttentionCall",
     "BlockBudget",
     "BlockTable",
+    "BudgetAllocator",
     "Codec",
     "Codecs",
     "Codes",

@@ -13,7 +13,6 @@ from ..table.budget import BlockBudget
 from ..table.spans import Spans
 from ..tensors.saved import LONGEST, SavedState, StateDict
 from .base import BudgetAllocator, FixedAllocator, HeadAllocator, LayerAllocator
-from .given import Given
 from .threshold import Global, certain_first
 from .uniform import Uniform
 
@@ -44,7 +43,8 @@ class Limits:
     def __init__(self, allocator: BudgetAllocator, mean: BlockBudget) -> None:
         self.allocator, self._asked = allocator, mean
         self.layers: list[LayerLimits] = []
-        self.unequal = not isinstance(allocator, Uniform | Given)
+        decides = isinstance(allocator, FixedAllocator | LayerAllocator | HeadAllocator | Global)
+        self.unequal = decides and not isinstance(allocator, Uniform)
         self.compares = isinstance(allocator, Global)
         self.foreseen = allocator.foreseen if isinstance(allocator, FixedAllocator) else None
         self.clear()

@@ -2,6 +2,7 @@
 
 from .embedding import Embed, HiddenStates, RareTokens
 from .episodes import Episode, Episodes, read_episodes
+from .layer_tokens import LayerTokens
 from .sensitivity import budgets_by_sensitivity, layer_sensitivity
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "Episode",
     "Episodes",
     "HiddenStates",
+    "LayerTokens",
     "RareTokens",
     "budgets_by_sensitivity",
     "layer_sensitivity",

@@ -9,6 +9,8 @@ from torch import Tensor
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.internals import PagedLayer, feed, feed_probe, shrink_layer
 
+from .layer_tokens import LayerTokens
+
 
 @torch.no_grad()
 def read_compressed(
@@ -30,23 +32,18 @@ def read_compressed(
         chunk_size: tokens of a block, a multiple of the cache's `block_size`.
         settings: further arguments of the cache.
     """
-    alike = len(set(shares)) == 1
-
-    def budget(more: int) -> int | list[int]:
-        return shares[0] + more if alike else [share + more for share in shares]
-
-    cache = PagedEvictionCache(model.config, budget(chunk_size), **settings)
+    allocator: str | LayerTokens = "uniform" if len(set(shares)) == 1 else LayerTokens(tuple(shares))
+    cache = PagedEvictionCache(model.config, sum(shares) // len(shares), allocator=allocator, **settings)
     layers = [layer for _, layer in cache.paged_layers]
     for start in range(0, ids.shape[1], chunk_size):
-        if start:
-            _give_room(layers, shares, chunk_size)
+        _give_room(layers, shares, chunk_size)
         feed(model, ids[:, start : start + chunk_size], None, cache)
         if any(layer.held > share for layer, share in zip(layers, shares, strict=True)):
             for layer in layers:
                 layer.forget_attention()
             feed_probe(model, cache, probe, None)
             _give_room(layers, shares, 0)
-    cache.shrink(budget(0))
+    _give_room(layers, shares, 0)
     return cache
 
 

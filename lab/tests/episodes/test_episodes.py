@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,14 @@ from torch import Tensor
 from transformers import DynamicCache
 
 import models
+import modes
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_lab.episodes import (
     Episodes,
     HiddenStates,
+    LayerTokens,
     budgets_by_sensitivity,
     layer_sensitivity,
     read_episodes,
@@ -328,3 +331,25 @@ def test_questions_that_cannot_be_asked() -> None:
     for number in (-1, 3, True):
         with pytest.raises(ValueError, match=r"episode.*0.*2"):
             episodes.open(number)
+
+
+def test_budgets_of_layers_are_kept_saved_and_shrunk(tmp_path: Path) -> None:
+    """Of an allocator of the lab's own: whole blocks in proportion, with the total of equal budgets."""
+    model = models.shared("llama", PAGED_EVICTION)
+    cache = PagedEvictionCache(model.config, 32, 4, "keydiff", allocator="layer_tokens(tokens=(20, 44))")
+    ids = torch.stack(models.prompts([80, 80], seed=2))
+    modes.forward(model, cache, ids, torch.ones_like(ids), 0, 60)
+    assert [layer.held for _, layer in cache.paged_layers] == [20, 44] and cache.budget == 32
+    cache.save(tmp_path / "context.safetensors")
+    loaded = PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
+    for at in range(60, 70):
+        assert torch.equal(
+            *(modes.forward(model, one, ids, torch.ones_like(ids), at, at + 1) for one in (cache, loaded))
+        )
+    cache.shrink(24)
+    assert [layer.held for _, layer in cache.paged_layers] == [16, 32]
+    for wrong, message in [((20,), "1 numbers.*2 paged"), ((20, 0), "at least 1"), ([20, 44], "tuple")]:
+        with pytest.raises((TypeError, ValueError), match=message):
+            PagedEvictionCache(model.config, 32, 4, "keydiff", allocator=LayerTokens(wrong))
+    with pytest.raises(ValueError, match=r"in tokens, got.*MiB"):
+        PagedEvictionCache(model.config, "2MiB", 4, "keydiff", allocator=LayerTokens((20, 44)))
