@@ -41,17 +41,15 @@ def _section(name: str, allocator: BudgetAllocator) -> str:
         ("Attention implementation", "any" if isinstance(allocator, Uniform) else "`paged_eviction`"),
         ("Extra memory", _memory(allocator)),
     ]
-    rows = measured.scores([policy for policy in measured.measured_names() if policy.endswith(f"@{name}")])
-    results = table(("policy", "question", *measured.BUDGETS), rows, numbers_from=2) if rows else ""
-    measured_as = "The results of the policies are those with this allocator." if name == "uniform" else "Not measured."
+    is_measured = name == "uniform" or any(policy.endswith(f"@{name}") for policy in measured.measured_names())
     parts = [
         f"## `{name}`",
         docstring(cls),
         signature(cls, name),
         table(("", ""), facts, numbers_from=2),
-        f"{measured.SCORES}:\n\n{results}" if rows else measured_as,
+        "" if is_measured else "Not measured.",
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
 def _memory(allocator: BudgetAllocator) -> str:

@@ -48,10 +48,6 @@ def measured_names() -> list[str]:
     return list(dict.fromkeys(names))
 
 
-#: Above a table of scores.
-SCORES = "Measured on the embedded model, mean score of seven tasks in %"
-
-
 def score(policy: str, question_known: bool, budget: str) -> tuple[float, float] | None:
     """Mean score of all tasks in percent, and its standard error; None if it was not measured."""
     for run in load("policies")["runs"]:
@@ -59,18 +55,6 @@ def score(policy: str, question_known: bool, budget: str) -> tuple[float, float]
             numbers = run["budgets"].get(budget, {}).get(policy)
             return None if numbers is None else (100 * numbers[-2], 100 * numbers[-1])
     return None
-
-
-def scores(policies: list[str]) -> list[list[str]]:
-    """A row for each policy and each place of the question: the name, the place, a cell per budget."""
-    rows = []
-    for policy in policies:
-        for question_known, place in ((False, "after compression"), (True, "in the prompt")):
-            cells = [score(policy, question_known, budget) for budget in BUDGETS]
-            if any(cell is not None for cell in cells):
-                shown = ["" if cell is None else f"{cell[0]:.0f}{_PLUS_MINUS}{cell[1]:.0f}" for cell in cells]
-                rows.append([f"`{policy}`", place, *shown])
-    return rows
 
 
 def costs(policy: str) -> list[str]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from itertools import product
+from math import hypot
 
 import measured
+import real_tables
 from writing import docstring, paper_link, signature, table
 
 from hf_paged_eviction import (
@@ -46,12 +49,14 @@ def counts(_: str) -> str:
     return "{} policies, {} modifiers and {} allocators, besides those with a file.".format(*numbers)
 
 
-def overview(_: str) -> str:
-    """A line for each policy, the best measured ones first."""
+def overview(which: str) -> str:
+    """A line for each policy, the best first: of those that beat `random` somewhere ("better"), or of the others."""
     listed = {name: (policy, f"policies.md#{name}") for group in GROUPS for name, policy in members(group)}
     listed |= {name: (make_policy(name), f"policies.md#{section}") for name, section in FITTED.items()}
     rows = []
     for name, (policy, place) in listed.items():
+        if beats_random(name) != (which == "better"):
+            continue
         values = [measured.score(name, question_known, "12.5%") for question_known in (False, True)]
         own = [f"{value[0]:.0f}" if value else "" for value in values]
         rows.append(
@@ -65,6 +70,17 @@ def overview(_: str) -> str:
         )
     ranked = sorted(rows, key=lambda row: -float(row[4] or "-inf"))
     return table(("policy", "decides by", "scored", "paper", "unknown", "known"), ranked, numbers_from=4)
+
+
+def beats_random(name: str) -> bool:
+    """Whether a policy, or a modifier with some policy, was better than `random` by more than twice the error: on the
+    embedded model at any budget, or in needles or text of a real model."""
+    names = [one for one in measured.measured_names() if one == name or one.startswith(f"{name}(")]
+    for question_known, budget, one in product((False, True), measured.BUDGETS, names):
+        own, other = (measured.score(policy, question_known, budget) for policy in (one, "random"))
+        if own and other and own[0] - other[0] > 2 * hypot(own[1], other[1]):
+            return True
+    return any(one == name or one.startswith(f"{name}(") for one in real_tables.better_than_random())
 
 
 def members(group: str) -> list[tuple[str, EvictionPolicy]]:
@@ -185,13 +201,10 @@ def _can_be_probed(policy: EvictionPolicy) -> bool:
 
 
 def _results(name: str, policy: EvictionPolicy) -> str:
-    """Scores of the policy itself; of a modifier, those with the hosts that were measured."""
+    """Where its scores are; those of a modifier are with the hosts that were measured."""
     measured_with = [
         policy_name
         for policy_name in measured.measured_names()
         if policy_name == name or (isinstance(policy, Modifier) and policy_name.startswith(f"{name}("))
     ]
-    rows = measured.scores(measured_with)
-    if not rows:
-        return "Not measured."
-    return f"{measured.SCORES}:\n\n" + table(("policy", "question", *measured.BUDGETS), rows, numbers_from=2)
+    return "" if measured_with else "Not measured."

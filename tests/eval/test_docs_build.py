@@ -86,7 +86,7 @@ def test_a_new_policy_appears_by_itself(generate: ModuleType, monkeypatch: pytes
     section = policies.sections("keys-and-values").partition("### `longest_key`")[2].partition("\n### ")[0]
     assert "The norm of the key." in section and "| Decides by | keys |" in section and "Not measured." in section
     assert "longest_key(weight: float = 1.0)" in section
-    assert "[`longest_key`](policies.md#longest_key)" in policies.overview("")
+    assert "[`longest_key`](policies.md#longest_key)" in policies.overview("others")
 
 
 def test_policies_and_allocators_of_the_package_have_a_formula() -> None:
