@@ -57,7 +57,7 @@ OURS: dict[str, dict[str, Any]] = {
     "4 bits": {"bits": 4},
 }
 _PROFILE = "hf_paged_eviction/learned/published/smollm2-135m-instruct.safetensors"
-_PREPARED = {"policy": f"observed:{_PROFILE}", "allocator": f"heads:{_PROFILE}(power=1.5)", "sink_tokens": 4}
+_PREPARED = {"policy": "observed", "allocator": "heads(power=1.5)", "profile": _PROFILE, "sink_tokens": 4}
 #: The lines of the README's table: `--models smollm2 --lengths 8192 --rows 1`, and these as `--candidates`.
 FRONT: dict[str, dict[str, Any]] = {
     "prepared": _PREPARED,

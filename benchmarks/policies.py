@@ -22,7 +22,7 @@ from hf_paged_eviction_eval.caches.budgets import FULL
 from hf_paged_eviction_eval.caches.policy_names import needs_queries
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
-from hf_paged_eviction_eval.options.settings import TaskSettings
+from hf_paged_eviction_eval.options.settings import EMBEDDED, TaskSettings
 from hf_paged_eviction_eval.running.evaluation import evaluate
 from hf_paged_eviction_eval.running.requests import Request
 from hf_paged_eviction_eval.store.checks import row_key
@@ -31,9 +31,8 @@ from hf_paged_eviction_eval.tables.frame import long_frame
 from hf_paged_eviction_eval.tables.means import CELL, Mean, cells_of
 from hf_paged_eviction_eval.tasks import TASK_GROUPS
 
-#: Policies with a file, policies around policies, and budgets shared out among layers and heads.
+#: Policies around policies, and budgets shared out among layers and heads.
 COMPOSED = (
-    "calibrated:embedded",
     *(f"caote({policy})" for policy in ("h2o", "tova", "snapkv")),
     *(f"graphkv({policy})" for policy in ("paged_eviction", "keydiff", "h2o")),
     "hybrid(snapkv, keydiff)",
@@ -94,6 +93,7 @@ def grid(options: argparse.Namespace) -> Iterator[list[tuple[TaskSettings, str]]
         first = TaskSettings(
             policies=(),
             budgets=(*BUDGETS, FULL),
+            profile=EMBEDDED,
             block_size=block,
             tasks=TASK_GROUPS["suite"],
             lengths=(options.length,),

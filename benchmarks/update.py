@@ -14,6 +14,7 @@ from common import save
 from transformers import DynamicCache, LlamaConfig
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.internals import reads_profile
 from hf_paged_eviction.policies import available_policies, make_policy
 from hf_paged_eviction_eval.bench.rows import interleaved, ratio
 from hf_paged_eviction_eval.bench.variants import FULL
@@ -66,7 +67,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    policies = [name for name in available_policies() if not make_policy(name).needs.queries]
+    policies = [name for name in available_policies() if not (make_policy(name).needs.queries or reads_profile(name))]
     times = time_updates(policies, torch.device("cpu"), options.rounds)
     update_us = {name: 1e6 * median(values) for name, values in times.items()}
     speedup = {name: ratio(times[FULL], times[name]) for name in policies}

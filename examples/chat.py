@@ -1,8 +1,7 @@
 """A conversation in a cache of fixed size. Above every answer it draws the blocks that are held.
 
 python examples/chat.py                              # the package's model reads facts and is asked for them later
-python examples/chat.py --model Qwen/Qwen3-0.6B --budget 1024 --policy keydiff
-python examples/chat.py --model M < questions.txt    # one message per line
+python examples/chat.py --model Qwen/Qwen3-0.6B --budget 1024 --policy auto --profile FILE < one_message_per_line.txt
 """
 
 import argparse
@@ -73,9 +72,9 @@ class Drawn(TextStreamer):
 class Conversation:
     """Every token is read once: a turn feeds what is new behind the tokens that the cache has seen."""
 
-    def __init__(self, model, tokenizer, budget: int, policy: str) -> None:
+    def __init__(self, model, tokenizer, typed: argparse.Namespace) -> None:
         self.model, self.tokenizer, self.console = model, tokenizer, Console(highlight=False)
-        self.cache = PagedEvictionCache(model.config, budget=budget, policy=policy)
+        self.cache = PagedEvictionCache(model.config, typed.budget, policy=typed.policy, profile=typed.profile)
         self.ids: list[int] = []
 
     def new_ids(self, message: str) -> list[int]:
@@ -135,13 +134,14 @@ def main() -> None:
     parser.add_argument("--model", help="a name on the Hub or a folder; without it, the model of the package talks")
     parser.add_argument("--budget", type=int, default=256, help="tokens per layer (default 256)")
     parser.add_argument("--policy", default="keydiff", help="what decides which are evicted (default keydiff)")
+    parser.add_argument("--profile", help="file of paged-eviction prepare, for a policy that reads one")
     parser.add_argument("--max-new-tokens", type=int, default=512)
     typed = parser.parse_args()
     if typed.model is None:
-        demonstration(Conversation(*embedded.load(attn_implementation="paged_eviction"), typed.budget, typed.policy))
+        demonstration(Conversation(*embedded.load(attn_implementation="paged_eviction"), typed))
         return
     model = AutoModelForCausalLM.from_pretrained(typed.model, attn_implementation="paged_eviction", dtype="auto").eval()
-    conversation = Conversation(model, AutoTokenizer.from_pretrained(typed.model), typed.budget, typed.policy)
+    conversation = Conversation(model, AutoTokenizer.from_pretrained(typed.model), typed)
     for message in filter(str.strip, sys.stdin):  # Ctrl-D ends it
         conversation.answer(message.strip(), typed.max_new_tokens)
 

@@ -30,7 +30,6 @@ _MODULES = {
     "available_disposals": "disposals",
     "available_modifiers": "policies",
     "available_policies": "policies",
-    "available_policy_files": "policies",
     "compress_by_probe": "recipes.probe",
     "export_shares": "learned.exchange",
     "import_shares": "learned.exchange",

@@ -44,17 +44,14 @@ from .layer.scores import encode  # single tokens of few bits
 from .learned.calibration import (
     fingerprint,
     model_fingerprint,
-    name_calibration,  # that of the embedded model
     refuse_other_model,
 )
 from .masks.visible import visible, visible_one_behind_the_other
 from .naming.digests import file_digest  # rows carry the digest of what decides them
-from .naming.files import NamedFiles
 from .naming.fitted import FittedFiles, Tensors
-from .naming.of_files import quoted, take_out  # as file_digest, of the files in a policy's name
 from .naming.sizes import parse_bytes
 from .naming.tensors import FileKind
-from .options.checked import first_tokens
+from .options.checked import first_tokens, reads_profile  # who gets --profile
 from .options.defaults import AUTO, NO_PROFILE, UNKNOWN_WEIGHTS, Default  # tables say what a default came to
 from .policies import QueryCount
 from .policies.base import Statistics  # what a policy makes of it
@@ -150,7 +147,6 @@ __all__ = [
     "LiveRequest",
     "LocalHeads",
     "Logits",
-    "NamedFiles",
     "Observe",
     "Observer",
     "PagedLayer",
@@ -210,7 +206,6 @@ __all__ = [
     "map_tensors",
     "model_fingerprint",
     "moved_parts",
-    "name_calibration",
     "overheard",
     "packed_width",
     "paged_eviction_attention",
@@ -218,10 +213,10 @@ __all__ = [
     "parse_bytes",
     "persistent",
     "probe_context",
-    "quoted",
     "rank_keys",
     "read",
     "read_spans",
+    "reads_profile",
     "refuse_other_model",
     "register_disposal",
     "share_out",
@@ -229,7 +224,6 @@ __all__ = [
     "shrink_layer",
     "slot_index",
     "spans_in",
-    "take_out",
     "text_facts",
     "trained_window",
     "unwrapped",

@@ -15,7 +15,6 @@ from .policies import (
     ScoreContext,
     available_modifiers,
     available_policies,
-    available_policy_files,
     make_policy,
     register_policy,
 )
@@ -43,7 +42,6 @@ __all__ = [
     "available_disposals",
     "available_modifiers",
     "available_policies",
-    "available_policy_files",
     "compress_by_probe",
     "export_shares",
     "import_shares",

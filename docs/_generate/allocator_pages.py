@@ -9,6 +9,7 @@ from hf_paged_eviction import available_allocators, make_allocator
 from hf_paged_eviction.allocators import BudgetAllocator, FixedAllocator, HeadAllocator, Heads, LayerAllocator, Uniform
 from hf_paged_eviction.allocators.threshold import Global
 
+_OF_PROFILE = ", with a [profile](../guide.md#prepare-your-model)"
 _KINDS = {
     FixedAllocator: ("layers, for each row", "by the index of the layer and the length of the row's text"),
     LayerAllocator: ("layers, for each row", "by attention, layer by layer during the prefill"),
@@ -34,7 +35,7 @@ def _section(name: str, allocator: BudgetAllocator) -> str:
     if allocator.per_head:
         among = "KV heads of all layers" if not isinstance(allocator, HeadAllocator) else among
     facts = [
-        ("Write", f"`allocator={name!r}`" if not allocator.of_file else f"`allocator='{name}:FILE'`"),
+        ("Write", f"`allocator={name!r}`{_OF_PROFILE * allocator.reads_profile}"),
         ("Paper", paper_link(allocator.paper)),
         ("Divides the budget among", among),
         ("Decides", decided),

@@ -19,15 +19,14 @@ from hf_paged_eviction import (
     available_policies,
     make_policy,
 )
+from hf_paged_eviction.options.checked import reads_profile
 from hf_paged_eviction.policies import Modifier
-from hf_paged_eviction.policies.fitted.observed import Observed
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
 
 GROUPS = ("keys-and-values", "attention", "modifiers")
-_EMBEDDED = embedded.path().parent.name
-#: Policies with a file, which no registry knows, and their sections.
-FITTED = {f"calibrated:{_EMBEDDED}": "calibrated-scores"}
+#: Policies that read a profile.
+FITTED = ("calibrated", "observed")
 
 
 def sections(group: str) -> str:
@@ -36,23 +35,24 @@ def sections(group: str) -> str:
 
 
 def calibrated(_: str) -> str:
-    """Facts and results of the calibration that ships with the package."""
-    (name,) = FITTED
-    policy = make_policy(name)
-    parts = (docstring(type(policy)), _facts(policy.label, policy), _results(policy.label, policy), docstring(Observed))
-    return "\n\n".join(parts)
+    """A section for each policy that reads a profile; the results are those of the embedded model's."""
+    return "\n\n".join(_section(name, _fitted(name)) for name in FITTED)
+
+
+def _fitted(name: str) -> EvictionPolicy:
+    return make_policy(name, str(embedded.calibration_path()))
 
 
 def counts(_: str) -> str:
     """How many there are."""
     numbers = (len(available_policies()), len(available_modifiers()), len(available_allocators()))
-    return "{} policies, {} modifiers and {} allocators, besides those with a file.".format(*numbers)
+    return "{} policies, {} modifiers and {} allocators.".format(*numbers)
 
 
 def overview(which: str) -> str:
     """A line for each policy, the best first: of those that beat `random` somewhere ("better"), or of the others."""
     listed = {name: (policy, f"policies.md#{name}") for group in GROUPS for name, policy in members(group)}
-    listed |= {name: (make_policy(name), f"policies.md#{section}") for name, section in FITTED.items()}
+    listed |= {name: (_fitted(name), f"policies.md#{name}") for name in FITTED}
     rows = []
     for name, (policy, place) in listed.items():
         if beats_random(name) != (which == "better"):
@@ -87,7 +87,7 @@ def members(group: str) -> list[tuple[str, EvictionPolicy]]:
     """Name and object (for a modifier: that of its example) of each policy of a group."""
     if group == "modifiers":
         return [(name, _example(name)) for name in available_modifiers()]
-    policies = ((name, make_policy(name)) for name in available_policies())
+    policies = ((name, make_policy(name)) for name in available_policies() if not reads_profile(name))
     return [(name, policy) for name, policy in policies if policy.needs.queries == (group == "attention")]
 
 

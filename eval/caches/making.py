@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.internals import AUTO, NO_PROFILE, UNKNOWN_WEIGHTS, Default
+from hf_paged_eviction.internals import AUTO, NO_PROFILE, UNKNOWN_WEIGHTS, Default, reads_profile
 
 from ..errors import UserError
 from ..options.cache import CacheOptions
@@ -32,6 +32,8 @@ def make_paged_cache(config: Any, options: CacheOptions, name: str, label: str, 
     scorer, allocator = split_name(name)
     try:
         named = {"policy": scorer, "allocator": None if name == AUTO else allocator}
+        if not reads_profile(scorer, allocator):  # --profile is for those that do
+            named["profile"] = None
         with profile_noted():
             return PagedEvictionCache(config, **{**options.cache_arguments, **named, **more})
     except (TypeError, ValueError) as error:

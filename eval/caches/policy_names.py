@@ -7,29 +7,21 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from hf_paged_eviction import available_policies, make_allocator, make_disposal, make_policy
-from hf_paged_eviction.internals import ALLOCATORS, AUTO, PAGED_EVICTION, Uniform
+from hf_paged_eviction.internals import AUTO, PAGED_EVICTION, Uniform, reads_profile
 
-from .. import embedded  # noqa: F401 (it names the calibration of the embedded model)
 from ..errors import UserError
 from .budgets import FULL, Budget, parse_budgets
 
 #: All policies of the library.
 ALL = "all"
 UNIFORM = "uniform"
-#: A name, perhaps with parameters in parentheses.
-_ALLOCATOR = re.compile(r"\s*[^\W\d]\w*\s*(\(.*\)\s*)?", re.DOTALL)
 
 
 def split_name(name: str) -> tuple[str, str]:
     """Policy and allocator: "h2o@ada_kv(floor=0.5)" is ("h2o", "ada_kv(floor=0.5)"), "h2o" is ("h2o", "uniform"),
-    "tova@heads:F.safetensors" is ("tova", "heads:F.safetensors")."""
-    for prefix in ALLOCATORS.files():
-        policy, separator, file = name.rpartition(f"@{prefix}")
-        if separator:
-            return policy, f"{prefix}{file}"
+    "tova@heads:[[1, 2]]" is ("tova", "heads:[[1, 2]]")."""
     policy, separator, allocator = name.rpartition("@")
-    # An "@" may stand in the path of a calibration, too.
-    return (policy, allocator) if separator and _ALLOCATOR.fullmatch(allocator) else (name, UNIFORM)
+    return (policy, allocator) if separator else (name, UNIFORM)
 
 
 def needs_queries(name: str, disposal: str = "drop") -> bool:
@@ -74,16 +66,16 @@ def one_policy(typed: str) -> str:
 
 
 def split_list(typed: str) -> list[str]:
-    """The parts of a comma-separated list; a comma in parentheses or quotes belongs to its part."""
+    """The parts of a comma-separated list; a comma in parentheses, brackets or quotes belongs to its part."""
     parts, depth, quote = [""], 0, ""
-    for piece in re.split(r"([(),'\"])", typed):
+    for piece in re.split(r"([()\[\],'\"])", typed):
         if piece in ("'", '"') and quote in ("", piece):
             quote = "" if quote else piece
         elif not quote:
             if piece == "," and depth <= 0:
                 parts.append("")
                 continue
-            depth += {"(": 1, ")": -1}.get(piece, 0)
+            depth += (piece in ("(", "[")) - (piece in (")", "]"))
         parts[-1] += piece
     return [part.strip() for part in parts if part.strip()]
 
@@ -105,9 +97,10 @@ def _known() -> list[str]:
 
 
 def choose_caches(policies: str, budgets: Sequence[Budget]) -> tuple[tuple[str, ...], list[Budget]]:
-    """Policies without the full cache, and budgets; "full" in either list adds the full cache, once."""
+    """Policies without the full cache, and budgets; "full" in either list adds the full cache, once, and "all" all
+    policies that read no profile."""
     names = choose_policies(policies)
-    every = available_policies() if ALL in names else ()
+    every = [name for name in available_policies() if not reads_profile(name)] if ALL in names else []
     chosen = tuple(dict.fromkeys([*every, *(name for name in names if name not in (FULL, ALL))]))
     sizes = list(budgets)
     if FULL in names:

@@ -17,21 +17,19 @@ def policy_tables() -> RenderableType:
         available_disposals,
         available_modifiers,
         available_policies,
-        available_policy_files,
     )
     from hf_paged_eviction.internals import POLICIES
 
     table = _table("policies")
     table.add_column()
     kinds = {name: POLICIES.classes[name] for name in available_policies()}
-    kinds |= {f"{start}FILE": POLICIES.classes[start[:-1]] for start in available_policy_files()}
     for name, kind in kinds.items():
         summary = (getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ").replace("`", "")
         table.add_row(name, summary, f"arXiv {kind.paper}" if kind.paper else "")
     notes = (
-        "What has the lowest score goes first. --policies all: all without a file; full: the full cache. Around "
-        f"others: {', '.join(available_modifiers())}, such as caote(h2o). Parameters: snapkv(window=16). Budgets that "
-        f"differ between layers or heads: h2o@cake, with {', '.join(available_allocators())}. What "
+        "What has the lowest score goes first. --policies all: all that read no profile; full: the full cache. "
+        f"Around others: {', '.join(available_modifiers())}, such as caote(h2o). Parameters: snapkv(window=16). "
+        f"Budgets that differ between layers or heads: h2o@cake, with {', '.join(available_allocators())}. What "
         f"becomes of evicted tokens (disposal= of the cache): {', '.join(available_disposals())}."
     )
     return Group(table, "", notes)

@@ -61,9 +61,7 @@ class PlanOptions(Loading):
     )
     rows: int = option(1, "Texts at a time.", at_least=1)
     chunk: int = option(256, "Tokens that are read at once.", at_least=1)
-    profile: str | None = option(
-        None, "A profile of the model, a file or its name, for the column loss.", metavar="FILE"
-    )
+    profile: str | None = option(None, "A profile of the model, for the column loss.", metavar="FILE")
 
 
 def plan(options: PlanOptions) -> None:

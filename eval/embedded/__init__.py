@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_paged_eviction.internals import name_calibration
-
 
 def path() -> Path:
     """The folder of the model, in the form that `from_pretrained` takes."""
@@ -17,7 +15,7 @@ def path() -> Path:
 
 
 def calibration_path() -> Path:
-    """The file of `policy="calibrated:embedded"`, the scorer that was fitted to this model."""
+    """The profile that was fitted to this model, with scores and without measurements; `--profile embedded`."""
     return path() / "calibration.safetensors"
 
 
@@ -33,7 +31,5 @@ def load(dtype: torch.dtype = torch.float32, attn_implementation: str = "sdpa") 
     )
     return model.eval(), AutoTokenizer.from_pretrained(path(), local_files_only=True, trust_remote_code=False)
 
-
-name_calibration("embedded", calibration_path())
 
 __all__ = ["calibration_path", "load", "path"]

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from hf_paged_eviction import CacheOptions, PagedEvictionCache, make_allocator, make_disposal, make_policy
-from hf_paged_eviction.internals import AUTO, Uniform, first_tokens
+from hf_paged_eviction.internals import AUTO, Uniform, first_tokens, reads_profile
 from hf_paged_eviction.options.cache_options import BLOCK_SIZE
 from hf_paged_eviction.table.budget import BlockBudget
 
@@ -75,6 +75,8 @@ class CacheSettings(CacheOptions):
 
     def check(self, config: Any, attn_implementation: str | None) -> None:
         """Refuse a model that this cache cannot serve, before its weights are read."""
+        if self.profile is None and self.policy != AUTO and reads_profile(self.policy, self.allocator):
+            return  # it is found by the weights
         trial = copy.copy(config)
         if attn_implementation is not None:
             trial._attn_implementation = attn_implementation

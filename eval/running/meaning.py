@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import sys
 from array import array
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, make_disposal, weights_digest
-from hf_paged_eviction.internals import AUTO, PAGED_EVICTION, file_digest, take_out
+from hf_paged_eviction.internals import AUTO, PAGED_EVICTION, file_digest
 
 from ..caches.making import policy_of
 from ..data.prompting.prompts import Prompt
@@ -35,6 +34,7 @@ def meanings(settings: Settings, model: Any, caches: Mapping[str, PagedEvictionC
         caches: an empty one for each policy, by the name that rows have for it.
     """
     values = {name: value for name, value in settings.as_json().items() if name not in LISTED}
+    del values["profile"]  # of those policies that read it
     if isinstance(settings, TextSettings):  # the names of policies say it
         del values["positions"]
     if values["attn_implementation"] == PAGED_EVICTION:  # which computes as sdpa does, and only shows the queries
@@ -83,18 +83,19 @@ def _model_files(settings: Settings) -> dict[str, str]:
 
 
 def files_of(cache: PagedEvictionCache, settings: Any) -> dict[str, str]:
-    """Digests of what a cache is made of besides this package: fitted files, and modules of others.
+    """Digests of what a cache is made of besides this package: its profile, other fitted files, and modules of others.
 
     Args:
-        settings: its `disposal` and `bits`.
+        settings: its `disposal`.
     """
     disposal = make_disposal(settings.disposal)
     digests: dict[str, str] = {}
-    for text in (cache.policy.label, cache.allocator.label, settings.disposal, str(settings.bits)):
-        for _, name in take_out(text, re.findall(r"(\w+):", text))[1].values():
-            if not name.startswith("[") and Path(name).is_file():  # a table of shares is written out
-                digests[name] = file_digest(name)
+    if cache.profile is not None:
+        digests[Path(cache.profile).name] = file_digest(cache.profile)
     for thing in (*_parts(cache.policy), cache.allocator, disposal):
+        fitted = getattr(thing, "file", None)
+        if isinstance(fitted, str) and Path(fitted).is_file():
+            digests[fitted] = file_digest(fitted)
         module = type(thing).__module__
         file = getattr(sys.modules.get(module), "__file__", None)
         if module.partition(".")[0] != "hf_paged_eviction" and file is not None:

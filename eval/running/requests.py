@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from hf_paged_eviction.internals import reads_profile
+
 from ..caches.budgets import parse_budgets
-from ..caches.policy_names import attention_for, choose_caches
+from ..caches.policy_names import attention_for, choose_caches, split_name
 from ..data.sources import DATASETS
 from ..data.task_files import read_task
 from ..errors import UserError
@@ -131,6 +133,11 @@ def shared_settings(options: EvalOptions) -> dict[str, Any]:
     if wrong:
         raise UserError(f"--protect {wrong[0]}: of the prompts of tasks, write system, user or last_user")
     policies, budgets = choose_caches(options.policies, parse_budgets(options.budgets))
+    if options.profile is not None and not any(reads_profile(*split_name(name)) for name in policies):
+        raise UserError(
+            f"--profile {options.profile}: no policy of this run reads one; those that do are auto, "
+            "calibrated, observed and everything@heads"
+        )
     for budget in budgets:
         if budget.tokens is not None:
             budget.resolve(budget.tokens, options)

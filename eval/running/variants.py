@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from hf_paged_eviction import PagedEvictionCache, make_policy
-from hf_paged_eviction.internals import AUTO, Spans
+from hf_paged_eviction.internals import AUTO, Spans, reads_profile
 
 from ..caches.budgets import FULL, IN_CACHE, Budget, budgets_of
 from ..caches.making import make_paged_cache
@@ -61,6 +61,11 @@ class Variant:
         named = not self.budget.is_full and self.scorer != AUTO
         return named and make_policy(self.scorer).needs.by_probe
 
+    def finds_profile(self, settings: Settings) -> bool:
+        """Whether its profile is found by the weights, so that nothing is known before these are read."""
+        named = settings.profile is None and self.policy != AUTO
+        return named and reads_profile(*split_name(self.policy))
+
     def block_size(self, settings: Settings) -> int | None:
         """Tokens per block; None = what the cache chooses for bytes."""
         by_cache = settings.block_size is None and self.policy == AUTO and self.budget.in_bytes
@@ -103,7 +108,7 @@ def check_caches(config: Any, settings: Settings, variants: Iterable[Variant]) -
         config._attn_implementation = settings.attn_implementation
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they come where the model is, whose weights may decide
-        empty_caches(config, settings, variants)
+        empty_caches(config, settings, [one for one in variants if not one.finds_profile(settings)])
 
 
 def empty_caches(config: Any, settings: Settings, variants: Iterable[Variant]) -> dict[str, PagedEvictionCache]:

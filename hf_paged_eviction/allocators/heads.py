@@ -1,16 +1,17 @@
 """Shares of KV heads that were learned once for a model."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from ..integration.models import is_latent_attention, paged_layers
-from ..learned.calibration import Calibration, is_here, load_calibration
+from ..learned.calibration import Calibration, load_calibration
 from ..learned.shares import HeadShares
+from ..naming import format_name
 from ..policies.checks import check_positive
 from .base import FixedAllocator
 from .registry import register_allocator
@@ -35,25 +36,31 @@ class Heads(FixedAllocator):
     filled it; in the second case for a text of four times the budget.
 
     Args:
-        file: a profile, see `prepare`; or the table as JSON, `[[2.0, 0.5], [1.0, 0.5]]`, with a row for each layer that
-            evicts and a number for each KV head, as `Heads.of(table)` writes it.
         power: exponent of the shares. Above 1 they differ more, which suits policies with weaker scores.
+        profile: file that `paged-eviction prepare` wrote. As text the allocator is `heads`, and the file is `profile=`
+            of the cache.
+        table: in place of a profile the table as JSON, `[[2.0, 0.5], [1.0, 0.5]]`, with a row for each layer that
+            evicts and a number for each KV head, as `Heads.of(table)` makes it. As text: `heads:[[2.0, 0.5], ...]`.
 
     Raises:
         ValueError: there is no such profile, it has no shares, or the table cannot be read. `check_model` raises it if
-            the table belongs to another model.
+            there is neither, or if they belong to another model.
     """
 
-    file: str
     power: float = 1.0
+    profile: str | None = None
+    table: str | None = None
 
-    of_file: ClassVar[bool] = True
+    reads_profile: ClassVar[bool] = True
     per_head: ClassVar[bool] = True
     foreseen: ClassVar[int | None] = 4
 
     def __post_init__(self) -> None:
         check_positive("power", self.power)
-        _ = self.table  # read now, so that a missing file is an error here
+        if self.profile is not None and self.table is not None:
+            raise ValueError("heads: give a profile or a table of shares, not both.")
+        if self.profile is not None or self.table is not None:
+            _ = self.head_shares  # read now, so that a missing file is an error here
 
     @classmethod
     def of(cls, table: Sequence[Sequence[float]] | Tensor) -> "Heads":
@@ -64,40 +71,49 @@ class Heads(FixedAllocator):
             TypeError, ValueError: `table` is not such a table.
         """
         rows = [[float(f"{float(share):.6g}") for share in row] for row in table]
-        return cls(json.dumps(rows))
+        return cls(table=json.dumps(rows))
 
     @cached_property
-    def _profile(self) -> Calibration | None:
-        return None if self.file.lstrip().startswith("[") else load_calibration(self.file)
+    def _calibration(self) -> Calibration | None:
+        return None if self.profile is None else load_calibration(self.profile)
 
     @cached_property
-    def table(self) -> HeadShares:
-        """The table in the file or text."""
-        if self._profile is not None:
-            if self._profile.shares is None:
-                raise ValueError(
-                    f"The profile {self.file!r} has no budgets of heads: make it again with `paged-eviction prepare`."
-                )
-            return self._profile.shares
-        try:
-            return HeadShares.of(json.loads(self.file))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"heads: {self.file[:60]!r} is no table of shares: {error}.") from error
+    def head_shares(self) -> HeadShares:
+        """The shares in the profile or table."""
+        if self.table is not None:
+            try:
+                return HeadShares.of(json.loads(self.table))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"heads: {self.table[:60]!r} is no table of shares: {error}.") from error
+        if self._calibration is None:
+            raise ValueError(
+                "The allocator 'heads' reads a profile, and has none: give profile=FILE, or a table, Heads.of(table)."
+            )
+        if self._calibration.shares is None:
+            raise ValueError(
+                f"The profile {self.profile!r} has no budgets of heads: make it again with `paged-eviction prepare`."
+            )
+        return self._calibration.shares
 
     @property
     def divides_heads(self) -> bool:
         """See `BudgetAllocator.divides_heads`."""
-        return any(table.shape[1] > 1 for table in self.table.layers.values())
-
-    @staticmethod
-    def is_here(file: str) -> bool:
-        """See `Named.is_here`."""
-        return file.lstrip().startswith("[") or is_here(file)
+        unknown = self.profile is None and self.table is None
+        return unknown or any(shares.shape[1] > 1 for shares in self.head_shares.layers.values())
 
     @property
-    def file_digests(self) -> dict[str, str]:
-        """See `Named.file_digests`."""
-        return {} if self._profile is None else {self.file: self._profile.digest}
+    def label(self) -> str:
+        """See `Named.label`."""
+        if self.table is None:
+            return format_name(self)
+        return f"{self.name}:{self.table}{format_name(replace(self, table=None)).removeprefix(self.name)}"
+
+    @property
+    def profile_digests(self) -> Mapping[str, str]:
+        """See `Named.profile_digests`."""
+        if self.profile is None or self._calibration is None:
+            return {}
+        return {self.profile: self._calibration.digest}
 
     def check_model(self, config: Any) -> None:
         """See `BudgetAllocator.check_model`."""
@@ -106,13 +122,13 @@ class Heads(FixedAllocator):
                 "allocator='heads' divides the budget among KV heads, but this model caches latents (MLA), which "
                 "all heads read: use allocator='uniform' or 'pyramid', or a table with one number for each layer."
             )
-        if self._profile is not None:
-            self._profile.check_model(config)
+        if self._calibration is not None:
+            self._calibration.check_model(config)
         paged = paged_layers(config)
-        if len(paged) != len(self.table.layers):
+        if len(paged) != len(self.head_shares.layers):
             raise ValueError(
-                f"allocator='heads' has shares for {len(self.table.layers)} layers, and {len(paged)} layers of this "
-                "model evict. Give a row for each of these."
+                f"allocator='heads' has shares for {len(self.head_shares.layers)} layers, and {len(paged)} layers of "
+                "this model evict. Give a row for each of these."
             )
 
     def weights(self, layers: int, budget: int) -> list[float]:
@@ -124,4 +140,4 @@ class Heads(FixedAllocator):
         return self._at((budget / tokens.clamp_min(1)).clamp_max(1.0))
 
     def _at(self, kept_share: Tensor) -> list[Tensor]:
-        return [shares**self.power for shares in self.table.at(kept_share)]
+        return [shares**self.power for shares in self.head_shares.at(kept_share)]

@@ -71,7 +71,7 @@ def check_common_unit(policy: EvictionPolicy) -> None:
     if not policy.needs.common_unit:
         raise ValueError(
             f"allocator='global' compares the scores of all layers and heads, and those of {policy.label!r} have no "
-            "common unit. Use a policy whose scores have one: 'calibrated:FILE' (paged-eviction prepare), "
+            "common unit. Use a policy whose scores have one: 'calibrated' (paged-eviction prepare), "
             "'self_calibrated', 'expected_attention' or 'kvzip'; or an allocator that compares less: 'ada_kv', "
             "'uniform'."
         )

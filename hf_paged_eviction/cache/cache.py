@@ -5,6 +5,7 @@ import io
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from ..masks.padding import Padding
 from ..naming.arguments import suggest_arguments
 from ..naming.sizes import readable_bytes
 from ..options.cache_options import AUTO, CacheOptions
-from ..options.checked import CheckedOptions, check_config, check_flag
+from ..options.checked import CheckedOptions, check_config, check_flag, profile_path
 from ..options.defaults import Default, choose
 from ..options.static import check_static, refusal
 from ..policies import EvictionPolicy
@@ -101,6 +102,7 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
         recent_tokens: int | None = None,
         protect: Spans | Sequence[Spans] | None = None,
         allocator: str | BudgetAllocator | None = None,
+        profile: str | PathLike[str] | None = None,
         disposal: str | Disposal = "drop",
         positions: Positions = "text",
         bits: int | str | tuple[int | None, int | None] | Precision | None = None,
@@ -116,6 +118,7 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
             recent_tokens=recent_tokens,
             protect=protect,
             allocator=allocator,
+            profile=profile,
             disposal=disposal,
             positions=positions,
             bits=bits,
@@ -146,8 +149,9 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
             return options
 
         self._was_handed = self._turn_begins = False
+        profile = profile_path(user_options.profile)
         self._options = options = choose(
-            config, user_options.policy, user_options.allocator, check, 5, user_options.budget
+            config, user_options.policy, user_options.allocator, check, 5, user_options.budget, profile
         )
         plan = layer_plan(config)
         if options.static:
@@ -199,6 +203,11 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
     def allocator(self) -> BudgetAllocator:
         """The allocator that divides the budget among layers and heads."""
         return self._options.allocator
+
+    @property
+    def profile(self) -> str | None:
+        """The file of the profile that policy and allocator read; None if they read none."""
+        return None if self._options.profile is None else self._options.profile[0]
 
     @property
     def bits(self) -> Any:
@@ -616,9 +625,8 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
         if model is not None:
             context.refuse_other_model(config, model.config)
             weights = weights_digest(model)
-        files = {**self.policy.file_digests, **self.allocator.file_digests}
         parts = self.layers, self._padding, self._limits
-        context.save(path, config, settings, *parts, input_ids, weights, files)
+        context.save(path, config, settings, *parts, input_ids, weights, self._options.profile)
 
     @classmethod
     def load(
@@ -630,6 +638,7 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
         device: context.Devices = "cpu",
         policy: str | EvictionPolicy | None = None,
         allocator: str | BudgetAllocator | None = None,
+        profile: str | PathLike[str] | None = None,
     ) -> "PagedEvictionCache":
         """Load a cache, which continues exactly as the saved one would have.
 
@@ -644,9 +653,11 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
             input_ids: `[rows, length]`; refuse the file unless they begin with the text of the context. Rows may be
                 repeated. Needs a file that was saved with `input_ids=`.
             device: where the model is; for a model on several devices, a list with one entry per layer.
-            policy: the same policy as in the file, if it cannot be made here by name: its class is not registered, or
-                its calibration has another path.
+            policy: the same policy as in the file, if it cannot be made here by name, because its class is not
+                registered.
             allocator: likewise.
+            profile: the profile that the cache was saved with, if it has another path here. None = the file of that
+                path, or the profile of the weights.
 
         Raises:
             ValueError: the file is damaged or was changed, or it belongs to another model, other weights or another
@@ -659,7 +670,8 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
         config = config if model is None else model.config
         check_config(config)
         with context.naming(path):
-            saved = context.read(path, config, input_ids, policy, allocator, weights, must_say=model is not None)
+            named = policy, allocator, profile_path(profile)
+            saved = context.read(path, config, input_ids, *named, weights, must_say=model is not None)
             settings = dict(saved.settings)
             recording = settings.pop("record_past")
             check_flag("record_past", recording)

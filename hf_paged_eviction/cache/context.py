@@ -25,7 +25,7 @@ from ..precision.codec import FORMAT
 from ..tensors.saved import LONGEST, SavedState, StateDict, take_apart
 from . import files
 from .facts import check_text, config_dtype, differences, dtype_name, model_facts, text_facts
-from .labels import check_files, made_of
+from .labels import check_profile, find_profile, made_of
 from .other_layers import load_other, other_state
 
 #: The devices of a cache: one, or one for each layer of the model.
@@ -60,7 +60,7 @@ def save(
     limits: Limits,
     input_ids: Tensor | None,
     weights: str | None,
-    policy_files: Mapping[str, str],
+    profile: tuple[str, str] | None,
 ) -> None:
     """Write a cache to a file.
 
@@ -70,7 +70,7 @@ def save(
         layers, padding, limits: parts of the cache.
         input_ids: see `PagedEvictionCache.save`.
         weights: digest of the weights; None if it is not known.
-        policy_files: digests of the files of policy and allocator, see `EvictionPolicy.file_digests`.
+        profile: file and digest, see `CheckedOptions.profile`.
 
     Raises:
         ValueError: the cache is empty, or see `layer_state`. TypeError, ValueError: `input_ids` are not the tokens of
@@ -90,7 +90,7 @@ def save(
     content = {
         "model": model_facts(config),
         "weights": weights,
-        "policy_files": dict(policy_files),
+        "profile": None if profile is None else dict(zip(("file", "digest"), profile, strict=True)),
         # The configuration of a model that was converted after loading does not have its real dtype.
         "dtype": dtype if configured == dtype else None,
         "settings": dict(settings),
@@ -154,12 +154,14 @@ def read(
     input_ids: Tensor | None,
     policy: str | EvictionPolicy | None,
     allocator: str | BudgetAllocator | None,
+    profile: str | None,
     weights: str | None,
     must_say: bool,
 ) -> SavedContext:
     """Read a file and check that it belongs to this model and text.
 
     Args:
+        policy, allocator, profile: see `PagedEvictionCache.load`.
         weights: digest of the present weights; None if it is not known.
         must_say: refuse a file without a digest of weights.
 
@@ -191,15 +193,14 @@ def read(
         )
     if isinstance(settings["bits"], str):
         raise ValueError(f"its precision, {settings['bits']!r}, cannot be loaded from a file")
-    policy_and_allocator = (
-        made_of(POLICIES, settings["policy"], policy),
-        made_of(ALLOCATORS, settings["allocator"], allocator),
-    )
-    settings["policy"], settings["allocator"] = policy_and_allocator
-    check_files(
-        header.value("policy_files", dict),
-        {**policy_and_allocator[0].file_digests, **policy_and_allocator[1].file_digests},
-    )
+    digest = None if content["profile"] is None else header.part("profile").value("digest", str)
+    if digest is not None:
+        profile = find_profile(settings["profile"], digest, profile, config)
+    scorer = made_of(POLICIES, settings["policy"], policy, profile)
+    divider = made_of(ALLOCATORS, settings["allocator"], allocator, profile)
+    check_profile(digest, {**scorer.profile_digests, **divider.profile_digests})
+    del settings["profile"]  # the objects have it
+    settings["policy"], settings["allocator"] = scorer, divider
     rows, seen = header.number("rows", 1, LONGEST), header.number("seen", 1, LONGEST)
     return SavedContext(settings, header.value("state", dict), tensors, seen, rows, made_with)
 

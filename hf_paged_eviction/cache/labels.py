@@ -1,24 +1,25 @@
 """Make the policy and the allocator of a saved context from their labels."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, TypeVar
 
+from ..learned.calibration import load_calibration
+from ..learned.lookup import find_calibration
 from ..naming.named import Named
-from ..naming.parsing import NameParseError, ParsedName
 from ..naming.registry import Registry
 
 T = TypeVar("T", bound=Named)
 
 
-def made_of(registry: Registry[T], label: object, override: str | T | None) -> T:
-    """Make the object of a label in a file. Nothing is downloaded.
+def made_of(registry: Registry[T], label: object, override: str | T | None, profile: str | None) -> T:
+    """Make the object of a label in a file.
 
     Args:
         registry: registry of policies or of allocators.
         label: label in the file.
         override: object that the caller passed, or its name; its label must be the one in the file. None = make it from
             the label.
+        profile: the profile for names that read one.
 
     Raises:
         ValueError: the object cannot be made here, or `override` differs.
@@ -27,63 +28,58 @@ def made_of(registry: Registry[T], label: object, override: str | T | None) -> T
     if not isinstance(label, str):
         raise ValueError(f"its {kind} has no name")
     if override is not None:
-        instance = registry.make(override)
-        if instance.label != label and not _another_file(registry, instance.label, label):
+        instance = registry.make(override, profile)
+        if instance.label != label:
             raise ValueError(f"its {kind} is {label!r}, and {kind}= is {instance.label!r}")
         return instance
-    for name, file in _files(registry, label):
-        cls: Any = registry.find(name) or registry.base
-        if not cls.is_here(file):
-            raise ValueError(f"its {kind} {label!r} needs the file {file!r}, which is not here: pass {kind}=")
     try:
-        return registry.make(label)
+        return registry.make(label, profile)
     except ValueError as error:
         raise ValueError(
             f"its {kind} {label!r} cannot be made here ({error}) Register its class first, or pass {kind}="
         ) from error
 
 
-def check_files(saved: Mapping[str, str], here: Mapping[str, str]) -> None:
-    """Check that the files of policy and allocator have the same content as when the context was saved.
+def find_profile(saved: object, digest: str, override: str | None, config: Any) -> str:
+    """The profile that a context was saved with: the user's, the file of that path, or the one of the weights.
 
     Args:
-        saved, here: digests by the name of the file.
+        saved: path in the file.
+        digest: digest of its content when the context was saved.
+        override: the user's path.
+        config: `model.config`.
 
     Raises:
-        ValueError: a file differs.
+        ValueError: none of these has this content.
     """
-    if list(saved.values()) != list(here.values()):
+    if override is not None:
+        load_calibration(override)
+        return override  # compared by `check_profile`, where the error names both
+    found = find_calibration(config)
+    for path in (saved, None if found is None else str(found)):
+        try:
+            if isinstance(path, str) and load_calibration(path).digest == digest:
+                return path
+        except ValueError:  # it is not here, or cannot be used
+            continue
+    raise ValueError(
+        f"it was made with the profile {saved!r} (digest {digest}), which is not here, or has changed since. Pass "
+        "profile= with the file as it was"
+    )
+
+
+def check_profile(saved: str | None, here: Mapping[str, str]) -> None:
+    """Check that the profile has the same content as when the context was saved.
+
+    Args:
+        saved: digest in the file.
+        here: digests of the profiles of policy and allocator, by path.
+
+    Raises:
+        ValueError: it differs.
+    """
+    if {*here.values()} != ({saved} - {None}):
         raise ValueError(
-            f"what its policy or allocator is made of has changed since it was saved: digests {dict(saved)!r} in the "
-            f"file, {dict(here)!r} here. Pass policy= or allocator= with the file as it was"
+            f"it was made with a profile of digest {saved}, and here are {dict(here)!r}. Pass profile= with the file "
+            "as it was"
         )
-
-
-def _another_file(registry: Registry[T], here: str, label: str) -> bool:
-    """Whether two labels differ at most in the paths of their files."""
-
-    def plain(text: str) -> list[ParsedName]:
-        return [replace(parsed, file=parsed.file and "", column=0, hosts=()) for parsed in _parts(registry, text)]
-
-    return plain(here) == plain(label) != []
-
-
-def _files(registry: Registry[T], label: str) -> list[tuple[str, str]]:
-    """The files, or names on the Hub, that this label needs, each with the name of the class that reads it."""
-    parts = _parts(registry, label)
-    files = [(part.name, part.file) for part in parts if part.file is not None]
-    return files + [(part.name, str(part.parameters["file"])) for part in parts if "file" in part.parameters]
-
-
-def _parts(registry: Registry[T], label: str) -> list[ParsedName]:
-    """The parsed label, and all labels inside it."""
-    try:
-        left = [registry.read(label)]
-    except NameParseError:  # the user's own class may have any name
-        return []
-    parts: list[ParsedName] = []
-    while left:
-        parsed = left.pop()
-        left += parsed.hosts
-        parts.append(parsed)
-    return parts

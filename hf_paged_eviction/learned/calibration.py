@@ -13,7 +13,6 @@ from torch import Tensor
 from ..integration.models import paged_layers, shape_facts
 from ..integration.weights import registered_digest, weights_digest
 from ..naming.digests import content_digest
-from ..naming.files import NamedFiles
 from ..naming.fitted import FittedFiles, Tensors
 from ..naming.tensors import FileKind
 from .measured import Measured
@@ -24,8 +23,6 @@ from .shares import HeadShares
 WEIGHTS = "weights"
 #: Value of "keys" in files whose scores read keys before rotary embedding; others read keys as cached.
 _UNROTATED = "unrotated"
-#: Name of the file in a repository on the Hub.
-FILE_NAME = "calibration.safetensors"
 #: Shares of the tokens for which there are shares of heads.
 _KEPT = "kept"
 _SHARES = "shares"
@@ -174,18 +171,8 @@ def _made(layers: Tensors, metadata: dict[str, Any]) -> Calibration:
     )
 
 
-_FILES = FittedFiles(
-    FileKind("calibration", VERSION, "feature_version"),
-    NamedFiles("No calibration", "paged-eviction prepare", FILE_NAME),
-    _made,
-)
+_FILES = FittedFiles(FileKind("calibration", VERSION, "feature_version"), "paged-eviction prepare", _made, "profile")
 load_calibration = _FILES.load
-#: Let `calibrated:name` mean a file that comes with a package.
-name_calibration = _FILES.names.name
-#: Whether a name stands for a file on this machine.
-is_here = _FILES.names.is_here
-#: The local file that a name stands for, downloaded if need be.
-find_file = _FILES.names.find
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""Find calibrations by the digest of a model's weights, on this machine and in the package."""
+"""Find profiles by the digest of a model's weights, on this machine and in the package."""
 
 import os
 import warnings
@@ -8,7 +8,7 @@ from typing import Any
 
 from ..integration.weights import registered_digest
 from ..naming.by_object import ByObject
-from .calibration import WEIGHTS, different_model, find_file, fingerprint, load_calibration
+from .calibration import WEIGHTS, different_model, fingerprint, load_calibration
 from .measured import Use
 
 #: Environment variable for another folder than the user's cache.
@@ -33,13 +33,9 @@ def profile_path(digest: str) -> Path:
     return profile_dir() / f"{digest}{_SUFFIX}"
 
 
-def use_profile(config: Any, profile: str, use: Use) -> None:
-    """Let caches that are made from this configuration use this profile for this use.
-
-    Args:
-        profile: a file, or the name of one.
-    """
-    chosen = Path(find_file(profile)), use, registered_digest(config)
+def use_profile(config: Any, profile: Path, use: Use) -> None:
+    """Let caches that are made from this configuration use this profile for this use."""
+    chosen = profile, use, registered_digest(config)
     for key in (config, config.get_text_config(decoder=True)):
         _CHOSEN[key] = chosen
 
@@ -77,6 +73,18 @@ def find_calibration(config: Any) -> Path | None:
             return path
         warnings.warn(f"The calibration {path} is skipped: {reason.removesuffix('.')}.", stacklevel=2)
     return _published().get(digest)
+
+
+def why_none(config: Any) -> str:
+    """Why `find_calibration` finds nothing for a model, with the way out."""
+    if registered_digest(config) is None:
+        return (
+            "it is not known which weights these are. Call prepare(model, tokenizer) or register_weights(model) before "
+            "the cache is made, or name a file: profile=FILE"
+        )
+    return (
+        "this machine has none of these weights. prepare(model, tokenizer) measures one, or name a file: profile=FILE"
+    )
 
 
 @cache

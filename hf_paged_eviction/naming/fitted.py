@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .digests import content_digest
-from .files import NamedFiles
+from .files import existing_file
 from .tensors import FileKind
 
 T = TypeVar("T")
@@ -29,17 +29,17 @@ class FittedFiles(Generic[T]):
 
     Args:
         kind: its name and version.
-        names: finds the files.
+        made_by: the command that writes such files.
         make: makes the object from the tensors and the metadata, in which "model" and "facts" are dictionaries and
             "path" is the file. It raises ValueError, KeyError or TypeError if they do not fit together.
         called: name of the kind in messages, if it is not `kind.name`.
     """
 
     def __init__(
-        self, kind: FileKind, names: NamedFiles, make: Callable[[Tensors, dict[str, Any]], T], called: str = ""
+        self, kind: FileKind, made_by: str, make: Callable[[Tensors, dict[str, Any]], T], called: str = ""
     ) -> None:
-        self.names = names
         self._kind = kind
+        self._made_by = made_by
         self._make = make
         self._called = called or kind.name
         self._cached = lru_cache(maxsize=8)(self._read)
@@ -65,16 +65,13 @@ class FittedFiles(Generic[T]):
         save_file(tensors, path, {**metadata, _DIGEST: _digest(metadata, tensors)})
         Path(path).chmod(0o644)  # it was written as a private file
 
-    def load(self, name: str | Path) -> T:
+    def load(self, path: str | Path) -> T:
         """Read a file. The result is cached until the file changes.
-
-        Args:
-            name: a file, a registered name or, if this kind is on the Hugging Face Hub, `organisation/name`.
 
         Raises:
             ValueError: the file does not exist, has another kind or version, or was changed after it was written.
         """
-        path = self.names.find(str(name))
+        path = existing_file(path, self._called, self._made_by)
         status = path.stat()
         changed = status.st_ctime_ns  # the time of the inode, which cannot be set back
         if time.time_ns() - changed < _TICK:

@@ -1,7 +1,7 @@
 """The base class of objects that are made from text."""
 
 from collections.abc import Mapping
-from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar
 
 from .parsing import format_name
@@ -13,12 +13,13 @@ class Named:
     Class attributes:
         name: registered name.
         paper: arXiv id, or None.
-        of_file: whether its first parameter is a file; the text is then `name:file`.
+        reads_profile: whether it has a parameter `profile`, the file of `prepare` that it reads. It is not written into
+            the text: `make` takes it as an argument of its own.
     """
 
     name: ClassVar[str] = ""
     paper: ClassVar[str | None] = None
-    of_file: ClassVar[bool] = False
+    reads_profile: ClassVar[bool] = False
 
     @property
     def label(self) -> str:
@@ -28,15 +29,7 @@ class Named:
     def __str__(self) -> str:
         return self.label
 
-    @staticmethod
-    def is_here(file: str) -> bool:
-        """Whether this file is on this machine, for classes with `of_file`."""
-        return Path(file).is_file()
-
     @property
-    def file_digests(self) -> Mapping[str, str]:
-        """Digests of the files that this object reads, by name."""
-        from .digests import file_digest  # imports torch
-
-        name = getattr(self, "file", None)
-        return {name: file_digest(name)} if self.of_file and isinstance(name, str) and Path(name).is_file() else {}
+    def profile_digests(self) -> Mapping[str, str]:
+        """The profile that this object reads, with the digest of its content; empty if it reads none."""
+        return MappingProxyType({})

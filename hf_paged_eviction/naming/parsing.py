@@ -2,14 +2,15 @@
 `ada_kv(floor=0.5)`."""
 
 import ast
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from keyword import iskeyword
 from typing import Any
 
-from .of_files import quoted, take_out
-
 _LONGEST = 1000
+#: A name with a table in JSON: `heads:[[1.5, 0.5]]`.
+_TABLE = re.compile(r"(?<![\w.])([^\W\d]\w*)\s*:\s*(\[[\[\]\s\d.,eE+-]*\])")
 
 
 @dataclass(frozen=True)
@@ -62,21 +63,18 @@ class ParsedName:
         hosts: the names in its parentheses.
         parameters: the parameters by name.
         column: column in the text where it begins, from 0.
-        file: the file of `name:file`; None for names without a file.
+        table: the table of `name:table` as JSON; None for names without a table.
     """
 
     name: str
     hosts: tuple["ParsedName", ...]
     parameters: Mapping[str, Any]
     column: int
-    file: str | None = None
+    table: str | None = None
 
 
-def read(kind: Kind, text: str, of_files: Collection[str] = ()) -> ParsedName:
+def read(kind: Kind, text: str) -> ParsedName:
     """Parse a text. Nothing is evaluated.
-
-    Args:
-        of_files: names that take a file, as in `name:file`.
 
     Raises:
         NameParseError: the text cannot be parsed.
@@ -85,26 +83,46 @@ def read(kind: Kind, text: str, of_files: Collection[str] = ()) -> ParsedName:
     if len(text) > _LONGEST:
         raise NameParseError.at(kind, text, _LONGEST, f"it is longer than {_LONGEST} characters")
     try:
-        plain, files = take_out(text, of_files)
-        return _Reader(kind, text, files).thing(ast.parse(plain, mode="eval").body)
+        plain, tables = _take_out_tables(text)
+        return _Reader(kind, text, tables).thing(ast.parse(plain, mode="eval").body)
     except SyntaxError as error:
-        raise NameParseError.at(kind, text, max((error.offset or 1) - 1, 0), error.msg) from None
+        file = re.search(r"\w:", text)
+        column, reason = max((error.offset or 1) - 1, 0), error.msg
+        if file:
+            column, reason = file.end() - 1, "a profile is no part of a name: it has an option of its own, profile=FILE"
+        raise NameParseError.at(kind, text, column, reason) from None
     except (RecursionError, MemoryError, ValueError) as error:
         if isinstance(error, NameParseError):
             raise
         raise NameParseError.at(kind, text, 0, str(error) or "it is nested too deeply") from None
 
 
+def _take_out_tables(text: str) -> tuple[str, dict[str, tuple[str, str]]]:
+    """Replace each `name:table` by a plain word of the same length, so that columns do not change.
+
+    Returns:
+        The new text, and for each word its name and table.
+    """
+    tables: dict[str, tuple[str, str]] = {}
+
+    def replace(match: re.Match[str]) -> str:
+        word = f"_{match.start()}".ljust(len(match[0]), "_")
+        tables[word] = match[1], match[2]
+        return word
+
+    return _TABLE.sub(replace, text), tables
+
+
 class _Reader:
-    def __init__(self, kind: Kind, text: str, files: Mapping[str, tuple[str, str]]) -> None:
+    def __init__(self, kind: Kind, text: str, tables: Mapping[str, tuple[str, str]]) -> None:
         self.kind = kind
         self.text = text
-        self.files = files
+        self.tables = tables
 
     def thing(self, node: ast.expr) -> ParsedName:
         if isinstance(node, ast.Name):
-            name, file = self.files.get(node.id, (node.id, None))
-            return ParsedName(name, (), {}, self._column(node), file)
+            name, table = self.tables.get(node.id, (node.id, None))
+            return ParsedName(name, (), {}, self._column(node), table)
         if not isinstance(node, ast.Call):
             such = f", such as {self.kind.parameter}" if self.kind.parameter else ""
             by_name = f"parameters are given by name{such}"
@@ -118,8 +136,8 @@ class _Reader:
                 reason = "** is not allowed" if keyword.arg is None else f"{keyword.arg} is given twice"
                 raise self._error(keyword.value, reason)
             parameters[keyword.arg] = self._value(keyword.value)
-        name, file = self.files.get(node.func.id, (node.func.id, None))
-        return ParsedName(name, hosts, parameters, self._column(node), file)
+        name, table = self.tables.get(node.func.id, (node.func.id, None))
+        return ParsedName(name, hosts, parameters, self._column(node), table)
 
     def _value(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Name):  # pooling=max, without quotes that a shell would eat
@@ -142,19 +160,17 @@ def format_name(thing: Any, hosts: tuple[Any, ...] = ()) -> str:
     """Write an object as text.
 
     Args:
-        thing: a dataclass with a `name`; for other objects the text is the name only. With `of_file`, the first field
-            follows a colon.
+        thing: a dataclass with a `name`; for other objects the text is the name only. The profile that it reads is no
+            part of the text.
         hosts: the policies inside a modifier; their fields are not written as parameters.
     """
     name = thing.name or type(thing).__name__
     inside = [host.label for host in hosts]
-    parameters = list(fields(thing)) if is_dataclass(thing) else []
-    if getattr(thing, "of_file", False):
-        name += f":{quoted(getattr(thing, parameters.pop(0).name))}"
-    for field in parameters:
+    for field in fields(thing) if is_dataclass(thing) else ():
         value = getattr(thing, field.name)
         is_host = value is hosts or any(value is host for host in hosts)
-        if not is_host and field.init and value != field.default:
+        is_profile = field.name == "profile" and getattr(thing, "reads_profile", False)
+        if not is_host and not is_profile and field.init and value != field.default:
             inside.append(f"{field.name}={_word(value)}")
     return f"{name}({', '.join(inside)})" if inside else name
 

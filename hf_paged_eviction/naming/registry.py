@@ -1,7 +1,6 @@
 """Registries of classes, which make objects from text."""
 
 import inspect
-import re
 import warnings
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
@@ -20,7 +19,7 @@ class Registry(Generic[T]):
     """The classes of one kind.
 
     There are three sorts of text: a name with or without parameters (`snapkv(window=16)`), a modifier around others
-    (`caote(h2o)`), and a name with a file, for classes with `of_file` (`calibrated:F.safetensors`).
+    (`caote(h2o)`), and a name with a table (`heads:[[1.5, 0.5]]`).
 
     A class of this package is loaded when its name is first asked for. Classes of other packages are found by entry
     points in the group `hf_paged_eviction.` plus the kind's plural, such as `hf_paged_eviction.policies`:
@@ -124,16 +123,12 @@ class Registry(Generic[T]):
         return cls
 
     def names(self) -> tuple[str, ...]:
-        """Available names, sorted, without modifiers and without names that need a file."""
-        return self._names(lambda cls: not self.is_modifier(cls) and not _of_file(cls))
+        """Available names, sorted, without modifiers."""
+        return self._names(lambda cls: not self.is_modifier(cls))
 
     def modifiers(self) -> tuple[str, ...]:
         """Names of modifiers, such as `caote` in `caote(h2o)`, sorted."""
         return self._names(self.is_modifier)
-
-    def files(self) -> tuple[str, ...]:
-        """Prefixes of names that need a file, such as "calibrated:" in "calibrated:F.safetensors", sorted."""
-        return tuple(f"{name}:" for name in self._names(_of_file))
 
     def _names(self, wanted: Callable[[type[T]], bool]) -> tuple[str, ...]:
         self.load()
@@ -143,18 +138,19 @@ class Registry(Generic[T]):
         """Whether this class is a modifier."""
         return self.modifier is not None and issubclass(cls, self.modifier)
 
-    def make(self, thing: str | T) -> T:
+    def make(self, thing: str | T, profile: str | None = None) -> T:
         """Make an object from text. An object is returned unchanged.
 
         Args:
             thing: a name ("h2o"), a name with parameters ("snapkv(window=16, pooling=max)"), a modifier around other
-                policies ("graphkv(hybrid(h2o, recency), sources=0.2)") or a name with a file
-                ("calibrated:F.safetensors", "low_rank:F.safetensors(rank=64)"). A name with a file may stand inside
-                a modifier; quote a path that contains a comma, a parenthesis or a quotation mark. The `label` of an
-                object is such a text.
+                policies ("graphkv(hybrid(h2o, recency), sources=0.2)") or, for "heads", a name with a table
+                ("heads:[[1.5, 0.5], [1.0, 1.0]]"). The `label` of an object is such a text.
+            profile: the file for names that read a profile, such as "observed", alone or inside a modifier. Without it
+                such an object says what it needs, and cannot score.
 
         Raises:
-            ValueError: there is no such name or parameter, a value is out of range, or the text cannot be parsed.
+            ValueError: there is no such name or parameter, a value is out of range, the text cannot be parsed, or there
+                is no such profile.
             TypeError: `thing` is neither text nor such an object.
         """
         if isinstance(thing, self.base):
@@ -165,34 +161,46 @@ class Registry(Generic[T]):
             raise TypeError(f"{name} must be a name or {article} {base} object (not a class), got {thing!r}.")
         text = thing.strip()
         plain = "(" not in text and ":" not in text
-        return self._build(ParsedName(text, (), {}, 0) if plain else self.read(text), text)
+        return self._build(ParsedName(text, (), {}, 0) if plain else read(self.kind, text), text, profile)
 
-    def read(self, text: str) -> ParsedName:
-        """Parse a text without looking up its names.
+    def reads_profile(self, thing: object) -> bool:
+        """Whether an object, or one that is made from this text, reads a profile; False if it cannot be parsed."""
+        if not isinstance(thing, str):
+            return bool(getattr(thing, "profile_digests", {}))
+        try:
+            names = [read(self.kind, thing)]
+        except NameParseError:
+            return False
+        for parsed in names:
+            names += parsed.hosts
+        classes = (self.find(parsed.name) for parsed in names if parsed.table is None)
+        return any(cls is not None and _reads_profile(cls) for cls in classes)
 
-        Raises:
-            NameParseError: the text cannot be parsed.
-        """
-        for name in re.findall(r"(\w+):", text):
-            self.find(name)  # to know whether it takes a file
-        return read(self.kind, text, [name for name, cls in self.classes.items() if _of_file(cls)])
-
-    def _build(self, parsed: ParsedName, text: str) -> T:
+    def _build(self, parsed: ParsedName, text: str, profile: str | None) -> T:
         name, cls = parsed.name, self.named(parsed.name)
-        if _of_file(cls) and parsed.file is None:
-            raise ValueError(f"The {self.kind.name} {name} needs a file: write '{name}:FILE'.")
         self._check_hosts(cls, parsed, text)
         signature = inspect.signature(cls)
         parameters = signature.parameters.values()
-        names = [parameter.name for parameter in parameters if parameter.default is not parameter.empty]
+        by_make = ("profile", "table") if _reads_profile(cls) else ()  # given beside the parentheses
+        names = [
+            parameter.name
+            for parameter in parameters
+            if parameter.kind is not parameter.VAR_POSITIONAL
+            and parameter.name not in by_make
+            and not (self.is_modifier(cls) and parameter.default is parameter.empty)
+        ]
         for wanted in parsed.parameters:
             if wanted not in names:
                 has = f"Its parameters: {', '.join(names)}" if names else "It has no parameters"
                 raise self._error(text, parsed, f"{name} has no parameter {wanted}. {has}")
-        hosts = [self._build(host, text) for host in parsed.hosts]
-        files = () if parsed.file is None else (parsed.file,)
+        if parsed.table is not None and "table" not in signature.parameters:
+            raise self._error(text, parsed, f"{name} takes no table")
+        hosts = [self._build(host, text, profile) for host in parsed.hosts]
+        more: dict[str, Any] = {} if parsed.table is None else {"table": parsed.table}
+        if _reads_profile(cls) and parsed.table is None:
+            more["profile"] = profile
         try:
-            bound = signature.bind(*files, *hosts, **parsed.parameters)
+            bound = signature.bind(*hosts, **parsed.parameters, **more)
         except TypeError as error:
             example = f", as in {self._example(cls)!r}" if self.is_modifier(cls) else ""
             raise self._error(text, parsed, f"{name}: {error}{example}") from None
@@ -219,16 +227,13 @@ class Registry(Generic[T]):
 
     def _unknown(self, name: str) -> ValueError:
         names = self.names()
-        files = [file_name.removesuffix(":") for file_name in self.files()]
-        close = get_close_matches(name, [*names, *self.modifiers(), *files], n=1)
+        close = get_close_matches(name.lower(), [*names, *self.modifiers()], n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         message = f"Unknown {self.kind.name} {name!r}.{hint}"
         if names:
             message = f"{message} Available: {', '.join(names)}."
         if self.modifier is not None:
             message = f"{message} Modifiers of these: {', '.join(self.modifiers())}."
-        if files:
-            message = f"{message} Made of a file: {', '.join(f'{file_name}:FILE' for file_name in files)}."
         return ValueError(message)
 
 
@@ -236,5 +241,5 @@ def _package(entry: EntryPoint) -> str:
     return "?" if entry.dist is None else entry.dist.name
 
 
-def _of_file(cls: type) -> bool:
-    return bool(getattr(cls, "of_file", False))
+def _reads_profile(cls: type) -> bool:
+    return bool(getattr(cls, "reads_profile", False))

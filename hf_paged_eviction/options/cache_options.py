@@ -6,6 +6,7 @@ Loads neither torch nor transformers.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..naming.arguments import suggest_arguments
@@ -111,9 +112,9 @@ class CacheOptions:
             counted: layers that are not paged (`stats().other_bytes`), the new tokens of a forward, and rows that
             `batch_repeat_interleave` adds later. Under tensor parallelism bytes are those of each process.
         block_size: number of tokens per block. None = 16, or 8 if policy="auto" stores few bits for a budget in bytes.
-        policy: a name from `available_policies()`, a name with a file (`available_policy_files()`) or an
-            `EvictionPolicy`. "auto" takes the cache that diverged least when `prepare` measured the model, with its
-            allocator and, for a budget in bytes, its `bits`; for a model without a profile, a default that needs none.
+        policy: a name from `available_policies()` or an `EvictionPolicy`. "auto" takes the cache that diverged least
+            when `prepare` measured the model, with its allocator and, for a budget in bytes, its `bits`; for a model
+            without a profile, a default that needs none.
         heads: "shared" = the KV heads of a layer evict the same tokens, by the mean of their scores. "separate" = each
             KV head evicts its own tokens. None = the policy's default (`Needs.heads`), and "separate" for allocators
             that give heads different budgets.
@@ -133,6 +134,9 @@ class CacheOptions:
         allocator: how the budget is divided among layers and KV heads: a name from `available_allocators()`, with or
             without parameters, or a `BudgetAllocator`. All but "uniform" need the attention implementation
             "paged_eviction". None = "uniform", or what policy="auto" chooses.
+        profile: file of `prepare`, for policies and allocators that read one ("calibrated", "observed", "heads") and
+            for "auto". None = the one that `prepare` chose, else that of the weights on this machine or in the package,
+            if the weights are registered (`register_weights`, or `prepare`).
         disposal: what happens to evicted tokens: a name from `available_disposals()` or a `Disposal`.
         positions: positions of held tokens. "text" = their positions in the text, so distances grow with the text.
             "cache" = consecutive positions (StreamingLLM, arXiv 2309.17453), so no distance exceeds the budget, one
@@ -143,7 +147,7 @@ class CacheOptions:
             compiled step of a static cache reads the codes). A pair `(keys, values)` sets them separately. The first
             four protected tokens and the newest `block_size` tokens of a row are not rounded. None = the model's dtype.
             The budget still counts tokens; `stats` reports the bytes. Other precisions have names, such as
-            "low_rank:FILE(rank=64)" of the lab.
+            "low_rank(file='FILE', rank=64)" of the lab.
         static: keep all tensors at fixed addresses, so that a decode step compiles into one graph. On an accelerator
             `generate` compiles it by itself, with CUDA graphs. A static cache cannot `shrink` or take tokens back
             (assisted decoding, `crop`). It needs the attention implementation "sdpa", "eager" or, for the fastest step
@@ -208,6 +212,16 @@ class CacheOptions:
         kw_only=True,
         metadata=_typed(
             "How the budget is shared out among layers and heads.", metavar="NAME", shown="what goes with the policy"
+        ),
+    )
+    profile: "str | PathLike[str] | None" = field(
+        default=None,
+        kw_only=True,
+        metadata=_typed(
+            "File of paged-eviction prepare, for policies and allocators that read one: auto, calibrated, observed, "
+            "heads.",
+            metavar="FILE",
+            shown="that of the model's weights",
         ),
     )
     disposal: "str | Disposal" = field(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from typing import Any, cast
 
 from torch.nn import Module
@@ -16,16 +17,19 @@ from ..allocators import (
     Uniform,
     make_allocator,
 )
+from ..allocators.registry import ALLOCATORS
 from ..allocators.threshold import Global, check_common_unit
 from ..disposals import Disposal, DisposalContext, make_disposal
 from ..integration.models import check_model, is_latent_attention, mixes_heads, why_not_ours
+from ..learned.lookup import find_calibration, why_none
 from ..policies import EvictionPolicy, make_policy
 from ..policies.needs import Heads
+from ..policies.registry import POLICIES
 from ..precision.base import Precision, make_precision
 from ..queries.attention import PAGED_EVICTION, ModelAttention
 from ..table.budget import BlockBudget, whole_number
 from ..table.gaps import Positions
-from .cache_options import CacheOptions
+from .cache_options import AUTO, CacheOptions
 from .defaults import Default
 
 
@@ -45,6 +49,55 @@ def check_flag(name: str, value: object) -> None:
     """Raise TypeError unless `value` is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}.")
+
+
+def profile_path(profile: object) -> str | None:
+    """The option `profile` as text.
+
+    Raises:
+        TypeError: it is not a path.
+    """
+    if profile is None:
+        return None
+    if not isinstance(profile, str | PathLike):
+        raise TypeError(
+            f"profile must be the path of a file that prepare wrote, got {profile!r}. A table of shares in "
+            "memory is given as an object: allocator=Heads.of(table)."
+        )
+    return str(profile)
+
+
+def reads_profile(policy: object, allocator: object = None) -> bool:
+    """Whether this policy (a name or an object; "auto" may) or allocator reads a profile."""
+    return policy == AUTO or POLICIES.reads_profile(policy) or ALLOCATORS.reads_profile(allocator)
+
+
+def _find_profile(config: Any, default: Default) -> str | None:
+    """The profile for names that read one: the one of the default, or of the weights."""
+    named = [thing for thing in (default.policy, default.allocator) if isinstance(thing, str)]
+    if default.profile is not None or not any(map(reads_profile, named, named)):
+        return default.profile
+    found = find_calibration(config)
+    if found is None:
+        wanted = next(name for name in named if reads_profile(name, name))
+        raise ValueError(f"{wanted!r} reads a profile, and {why_none(config)}.")
+    return str(found)
+
+
+def _check_one_profile(policy: EvictionPolicy, allocator: BudgetAllocator, given: str | None, auto: bool) -> None:
+    """Refuse two profiles, and one that nothing reads.
+
+    Raises:
+        ValueError: with what to do.
+    """
+    digests = {**policy.profile_digests, **allocator.profile_digests}
+    if len({*digests.values()}) > 1:
+        raise ValueError(f"Policy and allocator read different profiles, {', '.join(digests)}: a cache has one.")
+    if given is not None and not digests and not auto:
+        raise ValueError(
+            f"profile={given!r} would not be read: neither the policy {policy.label!r} nor the allocator "
+            f"{allocator.label!r} reads one. Leave profile= out, or use policy='observed', allocator='heads'."
+        )
 
 
 def _sizes(user_options: CacheOptions, default: Default, budget: Any, sinks: int | None) -> BlockBudget:
@@ -124,11 +177,13 @@ class CheckedOptions:
         """
         latent = is_latent_attention(config)
         check_flag("static", user_options.static)
+        profile = _find_profile(config, default)
         policy, shares, precision = (
-            make_policy(default.policy),
-            make_allocator(default.allocator),
+            make_policy(default.policy, profile),
+            make_allocator(default.allocator, profile),
             make_precision(default.bits if user_options.bits is None else user_options.bits),
         )
+        _check_one_profile(policy, shares, default.profile, user_options.policy == AUTO)
         budget: Any = user_options.budget
         if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
             shares = Given.of(budget, shares)
@@ -224,6 +279,11 @@ class CheckedOptions:
             # Otherwise every head takes as much as the longest one.
             return self.disposal.name == "drop" and self.positions == "text"
         return not isinstance(self.allocator, LayerAllocator | HeadAllocator)
+
+    @property
+    def profile(self) -> tuple[str, str] | None:
+        """The profile that policy and allocator read, and the digest of its content; None if they read none."""
+        return next(iter({**self.policy.profile_digests, **self.allocator.profile_digests}.items()), None)
 
     @property
     def uniform(self) -> bool:
@@ -353,6 +413,7 @@ class CheckedOptions:
             recent_tokens=sizes.recent,
             protect=self.sizes.spans or None,
             allocator=self.allocator.label if fixed is None else "uniform",
+            profile=None if self.profile is None else self.profile[0],
             disposal=self.disposal.label,
             positions=self.positions,
             bits=None if self.precision is None else self.precision.saved,

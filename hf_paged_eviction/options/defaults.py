@@ -15,11 +15,10 @@ from ..allocators import BudgetAllocator
 from ..integration.model_rotary import UnknownRotaryError, layer_rotaries
 from ..integration.models import is_latent_attention, paged_layers
 from ..integration.weights import registered_digest
-from ..learned.calibration import load_calibration
+from ..learned.calibration import Calibration, load_calibration
 from ..learned.lookup import chosen_use, find_calibration
 from ..learned.measured import BYTES, KEYS_AND_QUERIES, TOKENS, Bits, Row
 from ..naming.by_object import ByObject
-from ..naming.of_files import quoted
 from ..naming.sizes import parse_budget, parse_memory_share
 from ..policies import EvictionPolicy
 from .cache_options import AUTO as AUTO
@@ -28,8 +27,6 @@ from .cache_options import BLOCK_SIZE, SMALL_BLOCK_SIZE
 T = TypeVar("T")
 
 _PACKAGE = __name__.partition(".")[0]
-#: Policies that read the profile, alone or in a hybrid.
-_OF_PROFILE = re.compile(r"\b(calibrated|observed)\b")
 #: Bits for a budget in bytes without a profile: on the models that we measured, they lost less than fewer tokens did.
 _BITS = 4
 #: From this share of the memory on, keys and values in so many bits hold every token, so nothing is evicted.
@@ -51,6 +48,7 @@ class Default:
 
     Attributes:
         policy, allocator, bits: as in `CacheOptions`; the user's `bits` take precedence.
+        profile: file for policy and allocator; None = what `CheckedOptions.check` finds.
         recent: share of the budget for the newest tokens, if `recent_tokens` is None; None = one block.
         sinks: number of protected first tokens, if `sink_tokens` is None; None = the policy's number.
         block_size: tokens per block, if `block_size` is None.
@@ -62,10 +60,11 @@ class Default:
     recent: float | None = None
     sinks: int | None = None
     block_size: int = BLOCK_SIZE
+    profile: str | None = None
 
     @property
     def name(self) -> str:
-        """The spelling in commands: `calibrated:F@global`."""
+        """The spelling in commands: `observed@heads`."""
         bits = "" if self.bits is None else f" in {self.bits} bits"
         return (f"{self.policy}" if self.allocator == "uniform" else f"{self.policy}@{self.allocator}") + bits
 
@@ -87,31 +86,34 @@ _FEW_HEADS = 8
 _OF_LATENTS = (Default("keydiff"),)
 
 
-def of_profile(row: Row, file: str) -> Default:
+def of_profile(row: Row, profile: str) -> Default:
     """The default that a row of a profile describes.
 
     Args:
-        file: the profile, as written after a colon.
+        profile: its file.
     """
-    policy = _OF_PROFILE.sub(lambda name: f"{name[0]}:{file}", row.policy)
-    name, bracket, parameters = row.allocator.partition("(")
-    allocator = f"heads:{file}{bracket}{parameters}" if name == "heads" else row.allocator
     few = row.unit == BYTES and row.bits is not None
-    return Default(policy, allocator, row.bits, sinks=_SINKS, block_size=SMALL_BLOCK_SIZE if few else BLOCK_SIZE)
+    size = SMALL_BLOCK_SIZE if few else BLOCK_SIZE
+    return Default(row.policy, row.allocator, row.bits, sinks=_SINKS, block_size=size, profile=profile)
 
 
-def defaults(config: Any, budget: object = None) -> tuple[Default, ...]:
+def defaults(config: Any, budget: object = None, profile: str | None = None) -> tuple[Default, ...]:
     """The defaults for a model, best first. The last one needs only keys and values.
 
     Args:
         config: `model.config`. To find a profile, its weights must be registered (`register_weights`, or `prepare`).
         budget: budget of the cache; bytes have other defaults than tokens, and so have large shares of the memory.
+        profile: the user's; None = the one of the weights.
+
+    Raises:
+        ValueError: there is no such profile, or it belongs to another model.
     """
+    calibration = None if profile is None else _of_this_model(profile, config)
     if is_latent_attention(config):
         return _OF_LATENTS
     unit, share = _size(budget)
     roomy = share is not None and share >= _ROOMY
-    path = find_calibration(config)
+    path = find_calibration(config) if profile is None else profile
     if path is None:
         rest = WITHOUT_PROFILE[_first_without(config) :]
         if unit == TOKENS:
@@ -119,15 +121,22 @@ def defaults(config: Any, budget: object = None) -> tuple[Default, ...]:
         # Models that cannot store few bits get the others.
         bits = _ROOMY_BITS if roomy else _BITS
         return (*(replace(default, bits=bits, block_size=SMALL_BLOCK_SIZE) for default in rest), *rest)
-    profile, file = load_calibration(path), quoted(str(path))
-    best = None if profile.measured is None else profile.measured.best(unit, chosen_use(config))
+    calibration = calibration or load_calibration(path)
+    best = None if calibration.measured is None else calibration.measured.best(unit, chosen_use(config))
     if best is None:
-        best = Row("observed", "uniform" if profile.shares is None else "heads", None, TOKENS, 1.0)
+        best = Row("observed", "uniform" if calibration.shares is None else "heads", None, TOKENS, 1.0)
     elif roomy:
         best = replace(best, bits=_ROOMY_BITS)
-    chosen, alone = of_profile(best, file), Default(f"calibrated:{file}", recent=1 / 8, sinks=_SINKS)
+    file = str(path)
+    chosen, alone = of_profile(best, file), Default("calibrated", recent=1 / 8, sinks=_SINKS, profile=file)
     few = replace(alone, bits=chosen.bits, block_size=chosen.block_size)
     return tuple(dict.fromkeys((chosen, few, alone, WITHOUT_PROFILE[-1])))
+
+
+def _of_this_model(profile: str, config: Any) -> Calibration:
+    calibration = load_calibration(profile)
+    calibration.check_model(config)
+    return calibration
 
 
 def _first_without(config: Any) -> int:
@@ -165,6 +174,7 @@ def choose(
     attempt: Callable[[Default], T],
     stacklevel: int,
     budget: object = None,
+    profile: str | None = None,
 ) -> T:
     """Return the result of `attempt` for the user's policy, or for the first default that does not fail.
 
@@ -175,14 +185,14 @@ def choose(
         policy: the user's policy; `AUTO` = use a default.
         allocator: the user's allocator; None = the one of the default.
         stacklevel: number of calls from here up to the user's line, for warnings.
-        budget: see `defaults`.
+        budget, profile: see `defaults`.
 
     Raises:
-        TypeError, ValueError: `attempt` fails for the last default, too.
+        TypeError, ValueError: `attempt` fails for the last default, too; or see `defaults`.
     """
     if policy != AUTO:
-        return attempt(Default(policy, "uniform" if allocator is None else allocator))
-    candidates = defaults(config, budget)
+        return attempt(Default(policy, "uniform" if allocator is None else allocator, profile=profile))
+    candidates = defaults(config, budget, profile)
     wanted = [default if allocator is None else replace(default, allocator=allocator) for default in candidates]
     attempted, reason, taken = _first(wanted, attempt)
     if replace(candidates[0], bits=None, block_size=BLOCK_SIZE) in WITHOUT_PROFILE:

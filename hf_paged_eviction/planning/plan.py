@@ -156,7 +156,7 @@ def plan(
         rows: texts at a time.
         chunk: tokens that are read at once, `prefill_chunk_size`.
         dtype: dtype of weights, keys and values; None = that of the model or configuration, else bfloat16.
-        profile: a file that `prepare` wrote, or its name; None = that of the model's weights, if they are registered
+        profile: a file that `prepare` wrote; None = that of the model's weights, if they are registered
             and there is one. Losses come from it.
         bits: precisions to plan, as in `CacheOptions`.
 

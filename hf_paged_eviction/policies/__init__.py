@@ -4,13 +4,7 @@ from .attention_policy import AttentionPolicy
 from .base import EvictionPolicy, QueryCount, ScoreContext, Statistics
 from .modifier import Modifier
 from .needs import Needs
-from .registry import (
-    available_modifiers,
-    available_policies,
-    available_policy_files,
-    make_policy,
-    register_policy,
-)
+from .registry import available_modifiers, available_policies, make_policy, register_policy
 
 __all__ = [
     "AttentionPolicy",
@@ -22,7 +16,6 @@ __all__ = [
     "Statistics",
     "available_modifiers",
     "available_policies",
-    "available_policy_files",
     "make_policy",
     "register_policy",
 ]

@@ -35,8 +35,8 @@ class Modifier(EvictionPolicy):
         return format_name(self, self.parts)
 
     @property
-    def file_digests(self) -> dict[str, str]:
-        return {name: digest for part in self.parts for name, digest in part.file_digests.items()}
+    def profile_digests(self) -> Mapping[str, str]:
+        return {name: digest for part in self.parts for name, digest in part.profile_digests.items()}
 
     def check_model(self, config: Any) -> None:
         for part in self.parts:

@@ -49,4 +49,4 @@ POLICIES: Registry[EvictionPolicy] = Registry(
     _MODULES,
 )
 register_policy, make_policy = POLICIES.register, POLICIES.make
-available_policies, available_modifiers, available_policy_files = POLICIES.names, POLICIES.modifiers, POLICIES.files
+available_policies, available_modifiers = POLICIES.names, POLICIES.modifiers

@@ -83,7 +83,7 @@ class Rounded(Precision):
 
 
 #: Precisions with a name, from the lab and other packages.
-PRECISIONS: Registry[Precision] = Registry(Kind("precision", "precisions", "low_rank:FILE(rank=64)"), Precision)
+PRECISIONS: Registry[Precision] = Registry(Kind("precision", "precisions", "low_rank(file='FILE', rank=64)"), Precision)
 
 
 def read_bits(bits: Any) -> Any:

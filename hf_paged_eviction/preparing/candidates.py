@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..cache import PagedEvictionCache
 from ..learned.measured import BYTES, TOKENS, Bits, Row
-from ..naming.of_files import quoted
 from ..naming.sizes import MemoryShare
 from ..options.cache_options import BLOCK_SIZE
+from ..options.checked import reads_profile
 from ..options.defaults import of_profile
 
 #: By index of a layer that evicts, a token's keys and values in 16 bits, `[1, kv_heads, 1, dim]` each.
@@ -58,7 +58,7 @@ class Candidate:
         return self._of(config, profile, trial.budget)
 
     def _of(self, config: Any, profile: Path, budget: int | str) -> PagedEvictionCache:
-        default = of_profile(self.row(TOKENS if self.bits is None else BYTES, 1), quoted(str(profile)))
+        default = of_profile(self.row(TOKENS if self.bits is None else BYTES, 1), str(profile))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the cost of few bits is part of the measurement
             return PagedEvictionCache(
@@ -66,6 +66,7 @@ class Candidate:
                 budget,
                 policy=default.policy,
                 allocator=default.allocator,
+                profile=default.profile if reads_profile(default.policy, default.allocator) else None,
                 bits=default.bits,
                 sink_tokens=default.sinks,
                 block_size=default.block_size,

@@ -73,7 +73,7 @@ def prepare(
         text: text to read, some ten thousand words like those that the model will read; None = the documentation of
             Python.
         use: what the cache is for: "text" (text that goes on), "questions" (facts) or "both".
-        profile: use this profile: a file, a registered name, or `organisation/name` on the Hugging Face Hub.
+        profile: use this profile, a file.
         thorough: if the profile has to be measured, also try caches and bits that were never the best on the models
             that we measured.
         quick: if the profile has to be measured, try fewer caches on less text.
@@ -106,7 +106,7 @@ def prepare(
                 with nullcontext() if is_split(model) else _turn_of(path):
                     if is_split(model) or not _serves(path, use):  # another process may have measured meanwhile
                         measurement.run()
-    use_profile(config, str(path), use)
+    use_profile(config, path, use)
     return Profile(str(path), load_calibration(path), use)
 
 

@@ -24,7 +24,7 @@ class Profile:
     """The profile of a model: what `prepare` measured. `print` shows it as a table.
 
     Attributes:
-        path: its file, its name, or a repository on the Hub.
+        path: its file.
         calibration: scores, budgets of heads, and the rows of the table.
         use: criterion by which the best cache is chosen, see `prepare`.
     """

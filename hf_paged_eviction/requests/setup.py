@@ -46,8 +46,9 @@ class Setup:
         if not isinstance(alone.allocator, FixedAllocator):
             raise ValueError(
                 f"The allocator {alone.allocator.name!r} decides by each prompt how many tokens a layer or head may "
-                f"hold, while the prompt is read. {self.server} must know it before: use allocator='heads:PROFILE' "
-                "(paged-eviction prepare), 'pyramid' or 'uniform', or PagedEvictionCache with generate."
+                f"hold, while the prompt is read. {self.server} must know it before: use allocator='heads' "
+                "with profile=FILE (paged-eviction prepare), 'pyramid' or 'uniform', or PagedEvictionCache with "
+                "generate."
             )
         self.layers = dict(alone.paged_layers)
         if not self.layers:
@@ -98,7 +99,7 @@ class Setup:
         if reason is not None:
             raise ValueError(
                 f"The policy {policy.label!r} {reason}. Use another one, such as 'keydiff', 'snapkv' or "
-                "'calibrated:FILE', or PagedEvictionCache with generate."
+                "'calibrated', or PagedEvictionCache with generate."
             )
 
     # ---- one request ----------------------------------------------------------------------------------------------

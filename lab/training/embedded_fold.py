@@ -1,4 +1,4 @@
-"""Fit the kernels of `disposal="fold:embedded"`: `python lab/training/embedded_fold.py --help`, with PYTHONPATH=.."""
+"""Fit the kernels of `fold(file=embedded)`: `python lab/training/embedded_fold.py --help`, with PYTHONPATH=.."""
 
 from __future__ import annotations
 

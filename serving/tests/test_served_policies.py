@@ -7,8 +7,9 @@ import pytest
 import driving
 from driving import batching, held_alone, model_of, pool, texts
 from hf_paged_eviction.allocators import Heads
-from hf_paged_eviction.policies import available_policies, make_policy
+from hf_paged_eviction.policies import make_policy
 from hf_paged_eviction_serving.options import ServingOptions
+from policy_kinds import NAMES
 
 pytestmark = pytest.mark.skipif(bool(driving.UNSERVED), reason=driving.UNSERVED)
 
@@ -22,7 +23,7 @@ REQUESTS = tuple(zip(texts((25, 33, 70, 1, 48)), (13, 6, 7, 2, 6), strict=True))
 def served() -> list[str]:
     """Names of all policies that serving does not refuse, as the registry knows them."""
     names = []
-    for name in available_policies():
+    for name in NAMES:
         try:
             ServingOptions(model_of().config, policy=name, **OPTIONS)
         except ValueError:

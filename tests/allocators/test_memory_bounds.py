@@ -9,8 +9,9 @@ import torch
 
 import models
 import modes
-from hf_paged_eviction import PagedEvictionCache, available_policies
+from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.store.tensors import byte_count
+from policy_kinds import NAMES
 
 BLOCK = 4
 ALLOCATORS: dict[str, dict[str, Any]] = {
@@ -49,7 +50,7 @@ def test_a_short_text_takes_what_it_needs(name: str, bits: int | None) -> None:
     assert fresh.stats().storage_bytes <= token * (30 + BLOCK)
 
 
-@pytest.mark.parametrize("policy", available_policies())
+@pytest.mark.parametrize("policy", NAMES)
 @pytest.mark.parametrize("name", ["uniform", "heads", "first_prompt"])
 def test_every_policy_takes_what_a_short_text_needs(name: str, policy: str) -> None:
     model, cache = made({**ALLOCATORS[name], "policy": policy}, 256)

@@ -106,15 +106,15 @@ def test_a_profile_is_found_by_weights_with_its_shares_where_attention_allows() 
     ours = PagedEvictionCache(a_model(PAGED_EVICTION).config, budget=256)
     for cache, policy, allocator, recent in (
         (plain, "calibrated", "uniform", 32),
-        (ours, "observed", f"heads:{path}", 16),
+        (ours, "observed", "heads", 16),
     ):
-        assert cache.policy.label == f"{policy}:{path}"
+        assert (cache.policy.label, cache.profile) == (policy, str(path))
         assert cache.allocator.label == allocator
         layer = cache.paged_layers[0][1]
         assert layer.heads == "separate"
         assert (layer.budget.protected, layer.budget.recent) == (4, recent)
     assert PagedEvictionCache(model.config, budget=256, policy="paged_eviction").policy.label == "paged_eviction"
-    assert not PagedEvictionCache(other.config, budget=64).policy.of_file
+    assert not PagedEvictionCache(other.config, budget=64).profile
 
 
 def test_names_do_not_matter() -> None:
@@ -134,19 +134,19 @@ FALLING_BACK: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("attention", "settings", "reason"), FALLING_BACK, ids=str)
 def test_one_warning_says_why_it_is_not_the_best(attention: str, settings: dict[str, Any], reason: str) -> None:
     model = a_model(attention)
-    path = save_profile(model)
+    save_profile(model)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         cache = PagedEvictionCache(model.config, **{"budget": 64, **settings})
     assert cache.policy.name == "calibrated"
     (warning,) = caught
     message = str(warning.message)
-    assert f"takes calibrated:{path} where observed:{path}@heads:{path} would be best" in message and reason in message
+    assert "takes calibrated where observed@heads would be best" in message and reason in message
     assert warning.filename == __file__
-    assert f"policy='calibrated:{path}'" in message
+    assert "policy='calibrated'" in message
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        PagedEvictionCache(model.config, **{"budget": 64, **settings}, policy=f"calibrated:{path}")
+        PagedEvictionCache(model.config, **{"budget": 64, **settings}, policy="calibrated")
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -262,14 +262,14 @@ def test_other_weights_and_a_broken_file_are_passed_over() -> None:
 
 
 def test_a_calibration_of_other_weights_is_refused_by_name_too(tmp_path: Path) -> None:
-    """`calibrated:FILE` where the weights are known; also inside other policies."""
+    """`profile=` where the weights are known; also of "auto", and of policies inside others."""
     model, other = a_model(PAGED_EVICTION), models.randomise(a_model(PAGED_EVICTION), seed=7)
     path = save_profile(model).rename(tmp_path / "c.safetensors")
     register_weights(other)
-    for policy in (f"calibrated:{path}", f"observed:{path}", f"hybrid(tova, calibrated:'{path}')"):
-        PagedEvictionCache(model.config, budget=64, policy=policy)
+    for policy in ("calibrated", "observed", "hybrid(tova, calibrated)", "auto"):
+        assert PagedEvictionCache(model.config, budget=64, policy=policy, profile=path).profile == str(path)
         with pytest.raises(ValueError, match=r"another model.*weights"):
-            PagedEvictionCache(other.config, budget=64, policy=policy)
+            PagedEvictionCache(other.config, budget=64, policy=policy, profile=path)
 
 
 def test_the_published_calibration_fits_its_model() -> None:

@@ -13,7 +13,7 @@ import models
 import modes
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, make_policy
 from hf_paged_eviction.integration.heads import LocalHeads
-from hf_paged_eviction.learned.calibration import FILE_NAME, find_file, load_calibration
+from hf_paged_eviction.learned.calibration import load_calibration
 from hf_paged_eviction.masks.of_attention import additive
 from hf_paged_eviction.preparing.fitting import fit
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
@@ -192,22 +192,6 @@ def calibration_file() -> Path:
     from hf_paged_eviction_eval import embedded
 
     return Path(embedded.calibration_path())
-
-
-def test_a_calibration_of_the_hub(calibration_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    requests: list[tuple[str, ...]] = []
-
-    def download(*names: str) -> str:
-        requests.append(names)
-        return str(calibration_file)
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    assert find_file("someone/something") == calibration_file
-    assert requests == [("someone/something", FILE_NAME)]
-    for no_repository in ("someone/", "/something", "a/b/c", "someone/file.safetensors", "./something", "name"):
-        with pytest.raises(ValueError, match=no_repository.replace(".", "[.]")):
-            find_file(no_repository)
-    assert len(requests) == 1, "only what can be a repository is asked for"
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from torch import Tensor
 
 import models
 import modes
-from hf_paged_eviction import PagedEvictionCache, available_policies
+from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.cache.context import layer_state
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from policy_kinds import NAMES
 
 OURS = "paged_eviction"
 
@@ -85,7 +86,7 @@ def run(
 BEFORE = (40, 1, 1, 1)
 
 
-@pytest.mark.parametrize("policy", [name for name in available_policies() if name != "calibrated"])
+@pytest.mark.parametrize("policy", NAMES)
 def test_every_policy_goes_on(tmp_path: Path, policy: str) -> None:
     static = models.VERSION >= (5, 14) and len(policy) % 2 == 0
     run(models.shared("llama", OURS), tmp_path, True, BEFORE, (1, 1, 6, 1), policy=policy, static=static)

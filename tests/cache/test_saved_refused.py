@@ -154,12 +154,13 @@ def test_policies_that_cannot_be_made_here(path: Path, tmp_path: Path) -> None:
     assert load(path, policy=Mine()).budget == 24
 
 
-@pytest.mark.parametrize(
-    "label", ["calibrated:someone/model", "calibrated(file='someone/model')", "caote(calibrated(file='someone/model'))"]
-)
-def test_no_file_makes_us_fetch_another(path: Path, label: str) -> None:
-    forge(path, lambda content, tensors: content["settings"].update(policy=label))
-    with pytest.raises(ValueError, match=r"'someone/model'.*policy="):
+@pytest.mark.parametrize("label", ["calibrated", "calibrated:someone/model", "calibrated(profile='someone/model')"])
+def test_no_file_makes_us_read_another(path: Path, label: str) -> None:
+    forge(path, lambda content, tensors: content["settings"].update(policy=label, profile="someone/model"))
+    with pytest.raises(ValueError, match=r"profile|policy="):
+        load(path)
+    forge(path, lambda content, tensors: content.update(profile={"file": "someone/model", "digest": "0"}))
+    with pytest.raises(ValueError, match=r"'someone/model'.*profile="):
         load(path)
 
 

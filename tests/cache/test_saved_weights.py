@@ -12,7 +12,8 @@ import modes
 from calibrations import drawn_score
 from hf_paged_eviction import PagedEvictionCache, register_weights, weights_digest
 from hf_paged_eviction.cache import files
-from hf_paged_eviction.learned.calibration import Calibration, save_calibration
+from hf_paged_eviction.learned.calibration import Calibration, fingerprint, save_calibration
+from hf_paged_eviction.learned.lookup import profile_path
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_another_model_is_not_named(path: Path) -> None:
     assert not path.exists()
 
 
-@pytest.mark.parametrize("policy", ["calibrated:{}", "hybrid(recency, calibrated:{})", "observed:{}"])
+@pytest.mark.parametrize("policy", ["calibrated", "hybrid(recency, calibrated)", "observed"])
 def test_a_calibration_that_was_rewritten_is_refused(policy: str, path: Path, tmp_path: Path) -> None:
     model, file = models.build("llama", "paged_eviction"), tmp_path / "c.safetensors"
 
@@ -90,13 +91,30 @@ def test_a_calibration_that_was_rewritten_is_refused(policy: str, path: Path, tm
         save_calibration(Calibration({at: drawn_score(2, 8, draw) for at in range(2)}, {}), target)
 
     write(0)
-    fed(model, policy=policy.format(file)).save(path)
+    fed(model, policy=policy, profile=file).save(path)
     assert PagedEvictionCache.load(path, model.config)
     write(1)
     with pytest.raises(ValueError, match="changed since"):
         PagedEvictionCache.load(path, model.config)
     write(0, tmp_path / "elsewhere.safetensors")
-    elsewhere = policy.format(tmp_path / "elsewhere.safetensors")
-    assert PagedEvictionCache.load(path, model.config, policy=elsewhere).policy.label == elsewhere
-    with pytest.raises(ValueError, match="changed since"):
-        PagedEvictionCache.load(path, model.config, policy=policy.format(file))
+    elsewhere = str(tmp_path / "elsewhere.safetensors")
+    loaded = PagedEvictionCache.load(path, model.config, profile=elsewhere)
+    assert (loaded.policy.label, loaded.profile) == (policy, elsewhere)
+    with pytest.raises(ValueError, match="digest"):
+        PagedEvictionCache.load(path, model.config, profile=file)
+    file.unlink()
+    with pytest.raises(ValueError, match="not here"):
+        PagedEvictionCache.load(path, model.config)
+
+
+@pytest.mark.usefixtures("own_profiles")
+def test_a_profile_that_moved_is_found_by_the_weights(path: Path, tmp_path: Path) -> None:
+    model, file = models.build("llama", "paged_eviction"), tmp_path / "c.safetensors"
+    digest = register_weights(model)
+    scores = {at: drawn_score(2, 8, torch.Generator().manual_seed(at)) for at in range(2)}
+    save_calibration(Calibration(scores, fingerprint(model.config)), file)
+    fed(model, policy="calibrated", profile=file).save(path)
+    place = profile_path(digest)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    file.rename(place)
+    assert PagedEvictionCache.load(path, model.config).profile == str(place)

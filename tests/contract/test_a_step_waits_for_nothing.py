@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import models
-from hf_paged_eviction import PagedEvictionCache, available_policies
+from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.queries.attention import paged_eviction_attention
+from policy_kinds import NAMES
 from waiting import Watch, no_lists
 
 CONFIG = models.family_config("llama", num_hidden_layers=1, attn_implementation="paged_eviction")
@@ -66,7 +67,7 @@ WAYS: tuple[dict[str, Any], ...] = (
     {"disposal": "drop", "positions": "cache"},
 )
 #: Every policy with some way, every way with many policies.
-CASES = [(policy, WAYS[at % len(WAYS)]) for at, policy in enumerate(available_policies())]
+CASES = [(policy, WAYS[at % len(WAYS)]) for at, policy in enumerate(NAMES)]
 
 
 @pytest.mark.parametrize(

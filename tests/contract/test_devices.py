@@ -8,9 +8,10 @@ import torch
 
 import models
 import modes
-from hf_paged_eviction import PagedEvictionCache, available_policies
+from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.attention.weights import Logits
 from hf_paged_eviction.queries.observer import Queries
+from policy_kinds import NAMES
 
 pytestmark = [pytest.mark.contract, pytest.mark.filterwarnings("ignore:A batch of several rows arrived")]
 
@@ -42,7 +43,7 @@ def feed(cache: PagedEvictionCache, index: int, count: int, device: torch.device
 
 
 @pytest.mark.parametrize("heads", ["shared", "separate"])
-@pytest.mark.parametrize("policy", available_policies())
+@pytest.mark.parametrize("policy", NAMES)
 def test_each_layer_lives_where_its_keys_are(policy: str, heads: str) -> None:
     """A tensor on `meta` has no content: reading one, or mixing devices, would raise."""
     config = models.shared("llama", "paged_eviction").config

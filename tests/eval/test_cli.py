@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from hf_paged_eviction import available_policies
 from hf_paged_eviction_eval import cli
 from hf_paged_eviction_eval.errors import RowsFailed
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
@@ -17,6 +16,7 @@ from hf_paged_eviction_eval.running.runner import run_batch
 from hf_paged_eviction_eval.store.checks import row_key
 from hf_paged_eviction_eval.store.results import Row
 from invoking import run
+from policy_kinds import NAMES
 from processes import meta_of, rows_of
 
 
@@ -135,7 +135,7 @@ def test_the_default_is_the_embedded_suite() -> None:
     assert len(request.settings.tasks) == 7 and request.settings.model == "embedded"
     assert request.settings.policies == tuple(EvalOptions().policies.split(",")) and request.settings.device == "cpu"
     every = requests.task_request(EvalOptions(policies="all"))
-    assert every.settings.policies == tuple(available_policies())
+    assert every.settings.policies == NAMES
 
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,11 +47,15 @@ def test_settings(change: dict[str, Any]) -> None:
 
 def test_files_of_a_policy_decide_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = str(shutil.copy(embedded.calibration_path(), tmp_path / "a, b.safetensors"))
-    policies = f"recency,calibrated:'{file}',graphkv(calibrated:'{file}')"
-    before, digest = found(policies=policies, budgets="64"), meaning.file_digest
-    assert found(policies=policies, budgets="64") == before and len(before) == 3
+    wanted = {"policies": "recency,calibrated,graphkv(calibrated)", "budgets": "64", "profile": file}
+    before, digest = found(**wanted), meaning.file_digest
+    assert found(**wanted) == before and len(before) == 3
+    settings = task_settings(EvalOptions(tasks="passkey", device="cpu", **wanted))
+    decided = meanings(settings, MODEL, empty_caches(MODEL.config, settings, variants(settings)))
+    assert decided["calibrated"]["files"] == {"a, b.safetensors": digest(file)}
+    assert before[""] == found(policies="recency", budgets="64")[""], "what reads no profile does not depend on it"
     monkeypatch.setattr(meaning, "file_digest", lambda path: "changed" if str(path) == file else digest(path))
-    after = found(policies=policies, budgets="64")
+    after = found(**wanted)
     assert {policy for policy in before if before[policy] != after[policy]} == before.keys() - {""}
 
 

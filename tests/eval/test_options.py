@@ -111,7 +111,7 @@ def test_auto_spends_bytes_as_its_default_for_bytes_does(monkeypatch: pytest.Mon
     """Not as so many tokens, which it would hold in the type of the model."""
     model = models.build("llama")
 
-    def chosen(config: Any, budget: object = None) -> tuple[Default, ...]:
+    def chosen(config: Any, budget: object = None, profile: str | None = None) -> tuple[Default, ...]:
         return (Default("keydiff", bits=8 if isinstance(budget, str) else None),)
 
     monkeypatch.setattr(defaults, "defaults", chosen)

@@ -9,7 +9,7 @@ from transformers import DynamicCache
 
 import models
 from batches import VOCABULARY, all_rows, make_batch, without_costs
-from hf_paged_eviction import available_policies, make_policy
+from hf_paged_eviction import make_policy
 from hf_paged_eviction.attention.weights import Attention, Logits
 from hf_paged_eviction.policies.attention.h2o import H2O
 from hf_paged_eviction.queries.attention import PAGED_EVICTION
@@ -18,8 +18,9 @@ from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.prefill import can_share, feed, pad_left, replay
 from hf_paged_eviction_eval.running.recording import Memory, RecordingCache, shows_queries
 from hf_paged_eviction_eval.running.variants import make_cache, variants
+from policy_kinds import NAMES
 
-CURIOUS = tuple(name for name in available_policies() if make_policy(name).needs.queries)
+CURIOUS = tuple(name for name in NAMES if make_policy(name).needs.queries)
 SETTINGS = TaskSettings(
     policies=CURIOUS,
     budgets=("10%", "60%", "full"),

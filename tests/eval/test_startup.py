@@ -13,7 +13,6 @@ from transformers import AttentionInterface
 
 import hf_paged_eviction
 from hf_paged_eviction import library
-from hf_paged_eviction_eval.caches import policy_names
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.options.base import flag
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
@@ -127,8 +126,3 @@ def test_every_name_is_there_when_it_is_taken() -> None:
 def test_every_policy_is_listed() -> None:
     shown = run("policies").output
     assert all(name in shown for name in hf_paged_eviction.available_policies()) and "arXiv 2509.04377" in shown
-
-
-def test_the_calibration_of_the_embedded_model_is_known_before_the_model_is_loaded() -> None:
-    """The module of names brings the one that registers it."""
-    assert policy_names.embedded and not policy_names.needs_queries("calibrated:embedded")

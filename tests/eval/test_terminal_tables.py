@@ -10,7 +10,11 @@ from hf_paged_eviction_eval.tables.means import Mean
 from hf_paged_eviction_eval.tables.table import Table, simple_table
 from hf_paged_eviction_eval.tables.terminal import show
 
-NAMES = ["observed:smollm2-135m-instruct@global in 8 bits", "hybrid(snapkv(window=32), keydiff)@pyramid", "recency"]
+NAMES = [
+    "observed(weight=2)@heads(power=1.5) in 8 bits",
+    "hybrid(snapkv(window=32), keydiff)@pyramid",
+    "recency",
+]
 
 
 def shown(table: Table, width: int, *parts: Table) -> list[str]:

@@ -26,7 +26,6 @@ from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.models import paged_layers
 from hf_paged_eviction.learned.calibration import Calibration, fingerprint, save_calibration
-from hf_paged_eviction.naming.of_files import quoted
 from hf_paged_eviction.precision import few_bits
 from slow_cache import SlowCache, Tied, by_row
 
@@ -139,7 +138,7 @@ def calibration_of(family: str, attention: str) -> str:
     layers = {index: drawn_score(heads, dim, draw) for index in paged_layers(config)}
     path = Path(tempfile.mkdtemp()) / "drawn.safetensors"
     save_calibration(Calibration(layers, fingerprint(config), {}, True), path)
-    return quoted(str(path))
+    return str(path)
 
 
 @memoize
@@ -177,8 +176,8 @@ class Game:
         options = {"policy": self.slow.policy, **self.case.options, **changes}
         if options["policy"] == "tied":
             options["policy"] = Tied()
-        if (policy := options.get("policy")) in FITTED:
-            options["policy"] = f"{policy}:{calibration_of(self.case.family, self.case.attention)}"
+        if options.get("policy") in FITTED:
+            options["profile"] = calibration_of(self.case.family, self.case.attention)
         if options.get("allocator") == "heads":
             options["allocator"] = shares_of(self.case.family, self.case.attention)
         return models.paged(self.model.config, **options)

@@ -171,7 +171,7 @@ def a_context(dtype: torch.dtype = torch.float32, tokens: int = 90) -> ScoreCont
 def test_scores_are_those_of_a_plain_loop(dtype: torch.dtype, tmp_path: Path) -> None:
     calibration, context = a_calibration(), a_context(dtype)
     save_calibration(calibration, tmp_path / "c.safetensors")
-    scores = make_policy(f"calibrated:{tmp_path / 'c.safetensors'}").score(context)
+    scores = make_policy("calibrated", str(tmp_path / "c.safetensors")).score(context)
     assert scores.dtype == torch.float32
     for row in range(2):
         for head in range(HEADS):
@@ -226,17 +226,17 @@ def test_a_spoiled_file_is_refused_by_name(spoil: Callable[[Path], None], tmp_pa
     save_calibration(a_calibration(), path)
     spoil(path)
     with pytest.raises(ValueError, match=r"'.*c\.safetensors'"):
-        make_policy(f"calibrated:{path}")
+        make_policy("calibrated", str(path))
 
 
 @pytest.mark.parametrize("name", ["", "nowhere.safetensors", "./a/b", "a/b/c"])
 def test_a_missing_file_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="paged-eviction prepare"):
-        make_policy(f"calibrated:{name}")
+        make_policy("calibrated", name)
 
 
 def test_another_model_is_refused() -> None:
-    policy, config = make_policy("calibrated:embedded"), embedded_model()[0].config
+    policy, config = make_policy("calibrated", str(embedded.calibration_path())), embedded_model()[0].config
     policy.check_model(config)
     changed = type(config)(**{**config.to_dict(), "num_hidden_layers": 7})
     with pytest.raises(ValueError, match=r"num_hidden_layers 7.*4"):
@@ -361,7 +361,7 @@ def score_of(policy: str | Any, task: str = "span_copy", count: int = 8) -> floa
 
 def test_the_file_of_the_embedded_model_loads_and_helps() -> None:
     assert embedded.calibration_path().stat().st_size < 200_000
-    assert score_of("calibrated:embedded") > score_of("paged_eviction") + 0.3
+    assert score_of(make_policy("calibrated", str(embedded.calibration_path()))) > score_of("paged_eviction") + 0.3
 
 
 # ---- self_calibrated ------------------------------------------------------------------------------------------------

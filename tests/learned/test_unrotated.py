@@ -119,7 +119,7 @@ def test_scores_are_those_of_keys_turned_back(
     ids = torch.cat([ids, torch.randint(2, models.VOCABULARY, (len(ids), STEPS))], dim=1)
     mask = torch.cat([mask, torch.ones(len(ids), STEPS, dtype=mask.dtype)], dim=1)
     stand_in = (Known if policy == "calibrated" else KnownObserved)(truth(model, ids, calibration, width))
-    policies = make_policy(f"{policy}:{tmp_path / 'c.safetensors'}"), stand_in
+    policies = make_policy(policy, str(tmp_path / "c.safetensors")), stand_in
     caches = [PagedEvictionCache(model.config, 24, 4, policy=one, **options) for one in policies]
     logits, expected = (drive(model, cache, ids, mask, chunk) for cache in caches)
     assert_close(logits, expected)
@@ -142,7 +142,7 @@ def test_it_is_fitted_to_keys_turned_back(tmp_path: Path) -> None:
     torch.testing.assert_close(fitted.layers[0].mean_key, unit(torch.cat(keys, dim=1).mean(1)))
     save_calibration(fitted, tmp_path / "c.safetensors")
     assert load_calibration(tmp_path / "c.safetensors").unrotated
-    assert make_policy(f"calibrated:{tmp_path / 'c.safetensors'}").needs.rotary
+    assert make_policy("calibrated", str(tmp_path / "c.safetensors")).needs.rotary
 
 
 def test_keys_are_taken_as_cached_where_the_rotation_is_not_known(
@@ -161,4 +161,4 @@ def test_keys_are_taken_as_cached_where_the_rotation_is_not_known(
     torch.testing.assert_close(fitted.layers[0].mean_key, unit(torch.cat(seen, dim=1).mean(1)))
     save_calibration(fitted, tmp_path / "c.safetensors")
     assert not load_calibration(tmp_path / "c.safetensors").unrotated
-    assert not make_policy(f"calibrated:{tmp_path / 'c.safetensors'}").needs.rotary
+    assert not make_policy("calibrated", str(tmp_path / "c.safetensors")).needs.rotary

@@ -8,23 +8,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_paged_eviction import EvictionPolicy, Needs, ScoreContext, available_modifiers, available_policies, make_policy
+from hf_paged_eviction import EvictionPolicy, Needs, ScoreContext, available_modifiers, make_policy
 from hf_paged_eviction.policies.registry import POLICIES
 from hf_paged_eviction.testing import check_policy
-from hf_paged_eviction_eval import embedded  # noqa: F401 (it names the calibration of the embedded model)
+from hf_paged_eviction_eval import embedded
+from policy_kinds import NAMES
 
 EXAMPLES = [POLICIES.classes[name].example for name in available_modifiers()]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("policy", [*available_policies(), *EXAMPLES, "graphkv(keydiff)", "hybrid(r_kv, recency)"])
+@pytest.mark.parametrize("policy", [*NAMES, *EXAMPLES, "graphkv(keydiff)", "hybrid(r_kv, recency)"])
 def test_nothing_is_wrong_with_a_policy_of_the_package(policy: str) -> None:
     assert check_policy(policy) is None  # type: ignore[func-returns-value]
 
 
 def test_a_policy_that_was_made_for_a_model() -> None:
-    check_policy("calibrated:embedded", head_dim=32, value_dim=32)
+    policy = make_policy("calibrated", str(embedded.calibration_path()))
+    check_policy(policy, head_dim=32, value_dim=32)
     with pytest.raises(ValueError, match="ValueError"):
-        check_policy("calibrated:embedded")
+        check_policy(policy)
 
 
 def norms(context: ScoreContext) -> Tensor:

@@ -9,9 +9,10 @@ from torch import Tensor
 
 import models
 import modes
-from hf_paged_eviction import PagedEvictionCache, available_policies, make_policy
+from hf_paged_eviction import PagedEvictionCache, make_policy
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval import embedded
+from policy_kinds import NAMES
 
 MODIFIED = (
     "caote(h2o)",
@@ -24,7 +25,7 @@ MODIFIED = (
     "adaptive(tova, paged_eviction)",
 )
 OLD = ("key_norm", "keydiff", "paged_eviction", "random", "recency", "streaming_llm", "value_norm")
-POLICIES = (*sorted(set(available_policies()) - set(OLD)), *MODIFIED)
+POLICIES = (*sorted(set(NAMES) - set(OLD)), *MODIFIED)
 LENGTHS = [101, 74]
 STEPS = 10
 

@@ -3,7 +3,6 @@
 import pickle
 import re
 from dataclasses import dataclass, is_dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -114,11 +113,13 @@ BEYOND = """
         ("h2o(normalised=1)", "True or False"),
         ("leverage(ridge=0)", "above 0"),
         ("compactor(ridge=0)", "above 0"),
-        ("hybrid(calibrated:nowhere, tova)", "No calibration 'nowhere'"),
-        ("hybrid(tova, calibrated:nowhere(sources=2))", r"14.*sources"),
-        ("hybrid(tova, calibrated)", "'calibrated:FILE'"),
-        ("hybrid(calibrated:nowhere, tovva)", "No calibration|Unknown policy 'tovva'"),
-        ("caote(calibrated:a, weights=(1, 2)))", "character 36: unmatched"),
+        ("hybrid(calibrated:nowhere, tova)", "character 18.*profile=FILE"),
+        ("hybrid(tova, calibrated(sources=2))", r"14.*sources"),
+        ("calibrated(profile=nowhere)", "no parameter profile"),
+        ("calibrated:", "profile=FILE"),
+        ("keydiff:[[1, 2]]", "keydiff takes no table"),
+        ("caote(observed, weights=(1, 2)))", "character 32: unmatched"),
+        ("SnapKV", "Did you mean 'snapkv'"),
         *((text, re.findall(r"(\w+)=", text)[-1]) for text in BEYOND),
     ],
 )
@@ -169,31 +170,10 @@ def test_a_policy_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert GraphKV(Plain()).label == "graphkv(Plain)"
 
 
-PATHS = [
-    "plain.safetensors",
-    "a, b (1).safetensors",
-    "C:\\new\\calibration.safetensors",
-    "it's.safetensors",
-    'a "quoted" name.safetensors',
-    """both ' and ".safetensors""",
-    "folder@v2/x=1, y.safetensors",
-]
+def profile_of_embedded() -> str:
+    return str(embedded.calibration_path())
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Calibrations under names that are hard to write."""
-    source = Path(embedded.__file__).parent / "model" / "calibration.safetensors"
-    folder, paths = tmp_path_factory.mktemp("with, commas (and more)"), {}
-    for name in PATHS:
-        path = folder / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(source.read_bytes())
-        paths[name] = str(path)
-    return paths
-
-
-@pytest.mark.parametrize("name", PATHS)
 @pytest.mark.parametrize(
     "around",
     [
@@ -203,18 +183,24 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         lambda part: Adaptive(Hybrid(part, Recency()), part, threshold=0.4),
     ],
 )
-def test_files_in_any_nesting_read_back(around: Any, name: str, files: dict[str, str]) -> None:
-    policy = around(Calibrated(files[name]))
-    parsed = make_policy(policy.label)
-    assert parsed == policy
-    assert parsed.label == policy.label
+def test_a_profile_reaches_every_policy_inside(around: Any) -> None:
+    profile = profile_of_embedded()
+    policy = around(Calibrated(profile))
+    assert profile not in policy.label
+    parsed = make_policy(policy.label, profile)
+    assert parsed == policy and parsed.label == policy.label
+    assert [*parsed.profile_digests] == [profile]
+    assert make_policy(policy.label) == around(Calibrated()) != policy
 
 
-def test_plain_files_need_no_quotes(files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(Path(files["plain.safetensors"]).parent)
-    policy = make_policy("hybrid(calibrated: plain.safetensors , tova)")
-    assert policy.label == "hybrid(calibrated:plain.safetensors, tova)"
-    assert make_policy(f"calibrated:{files['a, b (1).safetensors']}") == Calibrated(files["a, b (1).safetensors"])
+def test_without_a_profile_a_policy_says_what_it_needs_and_does_not_score() -> None:
+    for text in ("calibrated", "observed(window=8)", "hybrid(observed, h2o)"):
+        policy = make_policy(text)
+        assert not policy.profile_digests and registry.POLICIES.reads_profile(text)
+        assert policy.needs.queries == (text != "calibrated")
+        with pytest.raises(ValueError, match="profile=FILE"):
+            policy.check_model(None)
+    assert not registry.POLICIES.reads_profile("hybrid(h2o, tova)") and not registry.POLICIES.reads_profile("no such")
 
 
 def test_statistics_of_parts_cannot_clash() -> None:

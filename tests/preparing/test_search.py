@@ -108,4 +108,5 @@ def test_sizes_beyond_reach_do_not_decide(least: float, best: str) -> None:
 
 def test_the_parts_of_a_hybrid_read_the_profile() -> None:
     row = Candidate("hybrid(keydiff, observed, weights=(1, 2))").row("tokens", 1 / 4)
-    assert of_profile(row, "'a b'").policy == "hybrid(keydiff, observed:'a b', weights=(1, 2))"
+    default = of_profile(row, "a b")
+    assert (default.policy, default.allocator, default.profile) == (row.policy, "uniform", "a b")

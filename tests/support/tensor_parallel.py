@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 import models
 import modes
-from hf_paged_eviction import PagedEvictionCache, available_policies, make_policy
+from hf_paged_eviction import PagedEvictionCache, make_policy
+from policy_kinds import NAMES
 
 STEPS = 6
 #: Keys split over the processes; copied to each (its key norm spans all heads); latents (MLA) or keys made of them.
@@ -38,7 +39,7 @@ def cases(family: str) -> list[Case]:
     """Policies, heads and allocators to try: all that look at keys and values alone, some that look at attention."""
     if family != "llama":  # each process has all heads
         return [(policy, heads, "uniform") for policy in ("keydiff", "random") for heads in ("shared", "separate")]
-    policies = [name for name in available_policies() if not make_policy(name).needs.queries] + ["h2o"]
+    policies = [name for name in NAMES if not make_policy(name).needs.queries] + ["h2o"]
     return [*((policy, "separate", "uniform") for policy in policies), *MIXING]
 
 

@@ -48,7 +48,7 @@ class Settings(Setup):
         if options.get("policy", "auto") == "auto":
             logger.warning(
                 "No policy is named, so %s evicts. A profile of `paged-eviction prepare` keeps more answers: "
-                '{"policy": "calibrated:PROFILE", "allocator": "heads:PROFILE"}.',
+                '{"profile": "FILE", "policy": "calibrated", "allocator": "heads"}.',
                 self.policy.label,
             )
 

@@ -15,7 +15,7 @@ REAL = [
     pytest.mark.skipif(not FOLDER.exists(), reason="SMOLLM2_FOLDER names no folder with SmolLM2-135M-Instruct"),
 ]
 #: What `prepare` chose, for a quarter of a thousand tokens.
-OPTIONS: dict[str, Any] = {"budget": 256, "policy": f"calibrated:{PROFILE}", "allocator": f"heads:{PROFILE}"}
+OPTIONS: dict[str, Any] = {"budget": 256, "policy": "calibrated", "allocator": "heads", "profile": str(PROFILE)}
 
 
 def model() -> Any:

@@ -75,7 +75,7 @@ def test_the_embedded_model_with_its_calibration(tmp_path: Path) -> None:
 
     model = AutoModelForCausalLM.from_pretrained(EMBEDDED).eval()
     model.save_pretrained(tmp_path)  # its tensors have the names that vLLM looks for
-    options = {"budget": 64, "policy": f"calibrated:{EMBEDDED / 'calibration.safetensors'}"}
+    options = {"budget": 64, "policy": "calibrated", "profile": str(EMBEDDED / "calibration.safetensors")}
     prompt = drawn(random.Random(4), 300, 3000)
     with served(tmp_path, model, options, max_num_batched_tokens=128) as server:
         server.add("one", prompt, 40)
@@ -88,7 +88,7 @@ def test_blocks_are_those_of_the_budget(budget: int) -> None:
     """The shape of SmolLM2-135M, with the profile that comes with the package: its shares depend on the length."""
     heads = {"num_attention_heads": 9, "num_key_value_heads": 3}
     config = LlamaConfig(vocab_size=49152, hidden_size=576, num_hidden_layers=30, rope_theta=100000.0, **heads)
-    options = {"budget": budget, "policy": f"calibrated:{PROFILE}", "allocator": f"heads:{PROFILE}"}
+    options = {"budget": budget, "policy": "calibrated", "allocator": "heads", "profile": str(PROFILE)}
     server = SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=8192, get_total_num_kv_heads=lambda: 3, get_num_layers=lambda _: 30),
         parallel_config=SimpleNamespace(tensor_parallel_size=1),

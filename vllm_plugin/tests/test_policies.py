@@ -6,6 +6,7 @@ import pytest
 
 from engines import drawn, served
 from hf_paged_eviction import available_policies, make_policy
+from hf_paged_eviction.internals import reads_profile
 from tiny_models import tiny
 
 LENGTHS = (100, 40, 300, 64, 10)
@@ -16,7 +17,7 @@ def _is_served(name: str) -> bool:
     return not needs.by_probe and needs.decision_interval == 1
 
 
-SERVED = [name for name in available_policies() if _is_served(name)]
+SERVED = [name for name in available_policies() if _is_served(name) and not reads_profile(name)]
 OTHERS = {"shared": "separate", "separate": "shared"}
 CASES = [(name, make_policy(name).needs.heads) for name in SERVED]
 CASES += [

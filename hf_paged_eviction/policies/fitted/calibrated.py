@@ -1,12 +1,13 @@
 """A score that was fitted to the model: `paged-eviction prepare` makes the file."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ...learned.calibration import Calibration, is_here, load_calibration
+from ...learned.calibration import Calibration, load_calibration
 from ..base import EvictionPolicy, ScoreContext
 from ..needs import Needs
 from ..registry import register_policy
@@ -30,25 +31,28 @@ class Calibrated(EvictionPolicy):
     what was learned from short texts then holds at every position.
 
     Args:
-        file: file that `paged-eviction prepare` wrote, a registered name of such a file, or `organisation/name` on the
-            Hugging Face Hub.
+        profile: file that `paged-eviction prepare` wrote. As text the policy is `calibrated`, and the cache is given
+            `profile=`.
 
     Raises:
-        ValueError: there is no such calibration. `check_model` and `score` raise it if the calibration belongs to
+        ValueError: there is no such profile. `check_model` and `score` raise it if there is none, or if it belongs to
             another model.
     """
 
-    file: str
+    profile: str | None = None
 
-    of_file: ClassVar[bool] = True
+    reads_profile: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _ = self.calibration  # read now, so that a missing file is an error here
+        if self.profile is not None:
+            _ = self.calibration  # read now, so that a missing file is an error here
 
     @cached_property
     def calibration(self) -> Calibration:
-        """The calibration in the file."""
-        return load_calibration(self.file)
+        """The scores in the profile."""
+        if self.profile is None:
+            raise ValueError(f"The policy {self.name!r} reads a profile, and has none: give profile=FILE.")
+        return load_calibration(self.profile)
 
     @property
     def needs(self) -> Needs:
@@ -58,17 +62,12 @@ class Calibrated(EvictionPolicy):
             absolute_noise=True,
             common_unit=True,
             supports_mla=False,
-            rotary=self.calibration.unrotated,
+            rotary=self.profile is None or self.calibration.unrotated,
         )
 
-    @staticmethod
-    def is_here(file: str) -> bool:
-        """See `Named.is_here`."""
-        return is_here(file)
-
     @property
-    def file_digests(self) -> dict[str, str]:
-        return {self.file: self.calibration.digest}
+    def profile_digests(self) -> Mapping[str, str]:
+        return {} if self.profile is None else {self.profile: self.calibration.digest}
 
     def check_model(self, config: Any) -> None:
         self.calibration.check_model(config)

@@ -1,5 +1,6 @@
 """A fitted score and what the newest queries look at, added."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -28,20 +29,20 @@ class Observed(WindowAttention):
     same subject. A larger weight loses more of the tokens that no query has attended to yet.
 
     Args:
-        file: as in `calibrated`.
         weight: weight of the window's attention.
         window: number of observed queries.
+        profile: as in `calibrated`.
 
     Raises:
-        ValueError: there is no such calibration, or a number is out of range. `check_model` and `score` raise it if the
-            calibration belongs to another model.
+        ValueError: there is no such profile, or a number is out of range. `check_model` and `score` raise it if there
+            is none, or if it belongs to another model.
     """
 
-    file: str
     weight: float = 4.0
     window: int = 32
+    profile: str | None = None
 
-    of_file: ClassVar[bool] = True
+    reads_profile: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive("weight", self.weight)
@@ -51,7 +52,7 @@ class Observed(WindowAttention):
     @cached_property
     def expected(self) -> Calibrated:
         """The policy that scores a token by the calibration alone."""
-        return Calibrated(self.file)
+        return Calibrated(self.profile)
 
     @property
     def needs(self) -> Needs:
@@ -59,14 +60,9 @@ class Observed(WindowAttention):
         seen = {name: getattr(window, name) for name in ("token_statistics", "row_statistics", "window")}
         return replace(own, token_local=False, **seen)
 
-    @staticmethod
-    def is_here(file: str) -> bool:
-        """See `Named.is_here`."""
-        return Calibrated.is_here(file)
-
     @property
-    def file_digests(self) -> dict[str, str]:
-        return self.expected.file_digests
+    def profile_digests(self) -> Mapping[str, str]:
+        return self.expected.profile_digests
 
     def check_model(self, config: Any) -> None:
         self.expected.check_model(config)

@@ -22,7 +22,8 @@ A file serves one model and one policy, and any budget.
   paged-eviction fit-fold --model Qwen/Qwen3-8B --policy keydiff --budgets 512,1024 --window 4096 --text book.txt
   articles.jsonl --output qwen-fold.safetensors
 
-  paged-eviction eval --model Qwen/Qwen3-8B --policies keydiff --budgets 1024 --disposal fold:qwen-fold.safetensors
+  paged-eviction eval --model Qwen/Qwen3-8B --policies keydiff --budgets 1024 --disposal
+  "fold(file='qwen-fold.safetensors')"
 """
 
 
@@ -32,6 +33,11 @@ class KernelOptions(Options):
     panel: ClassVar[str] = "What is folded"
 
     policy: str = option("paged_eviction", "Whose losers are folded: the file serves this policy only.", metavar="NAME")
+    profile: str | None = option(
+        None,
+        "File of paged-eviction prepare, for a policy that reads one. Default: that of the weights.",
+        metavar="FILE",
+    )
     budgets: Numbers = option("64,128", "Tokens that the cache holds; the windows take turns.", metavar="N,...")
     block_size: int = option(16, "Tokens per block.", at_least=1)
     heads: Literal["shared", "separate"] = option(
@@ -47,7 +53,7 @@ class FoldOptions(FitOptions, KernelOptions, ModelOptions):
 
 
 def fit_fold(options: FoldOptions) -> None:
-    """Fit the kernels of --disposal fold:FILE to a model: a small state that stands for the tokens a policy lets go."""
+    """Fit the kernels of --disposal fold to a model: a small state that stands for the tokens a policy lets go."""
     from hf_paged_eviction import make_policy
     from hf_paged_eviction_eval.errors import UserError
 
@@ -66,11 +72,12 @@ def fit_fold(options: FoldOptions) -> None:
             f"--budgets {options.budgets!r}: write numbers of tokens, such as 512,1024: kernels are fitted to windows "
             "of a fixed length"
         ) from error
-    plan = Plan(policy, budgets, options.heads, options.block_size, options.rank, options.middle, options.epochs)
+    sizes = options.block_size, options.rank, options.middle, options.epochs
+    plan = Plan(policy, budgets, options.heads, *sizes, profile=options.profile)
     run_fit(
         options,
         "kernels",
         lambda model, _, windows, progress: fit_kernels(model, windows, plan, progress),
         save_kernels,
-        f"--policies {policy} --disposal fold:{options.output}",
+        f"--policies {policy} --disposal \"fold(file='{options.output}')\"",
     )

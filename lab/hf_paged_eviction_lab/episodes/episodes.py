@@ -206,7 +206,7 @@ def _settings(options: dict[str, Any], system: int) -> dict[str, Any]:
     refused = [name for name in options if name in _REFUSED]
     if refused:
         raise TypeError(f"read_episodes takes no {refused[0]}=: {_REFUSED[refused[0]]}.")
-    policy = make_policy(options.get("policy", "kvzip"))
+    policy = make_policy(options.get("policy", "kvzip"), options.get("profile"))
     check_probed(policy)
     settings = {"heads": "separate", "block_size": 16, **options, "policy": policy}
     sinks = first_tokens(settings.get("sink_tokens"), policy, settings["block_size"])

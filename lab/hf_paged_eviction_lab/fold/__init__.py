@@ -2,6 +2,6 @@
 
 from .action import FoldAction
 from .fold import Fold
-from .kernels import Kernels, LayerKernels, load_kernels, name_kernels, save_kernels
+from .kernels import Kernels, LayerKernels, load_kernels, save_kernels
 
-__all__ = ["Fold", "FoldAction", "Kernels", "LayerKernels", "load_kernels", "name_kernels", "save_kernels"]
+__all__ = ["Fold", "FoldAction", "Kernels", "LayerKernels", "load_kernels", "save_kernels"]

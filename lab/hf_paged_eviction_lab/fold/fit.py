@@ -1,4 +1,4 @@
-"""Fit the kernels of `disposal="fold:FILE"`: forwards of the model, and gradient steps of the small maps alone."""
+"""Fit the kernels of `disposal="fold(file=...)"`: forwards of the model, and gradient steps of the small maps alone."""
 
 import json
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class Plan:
     """What is fitted, and how long.
 
     Attributes:
-        policy, heads, block_size: of the cache whose losers are folded.
+        policy, heads, block_size, profile: of the cache whose losers are folded.
         budgets: of that cache, in tokens; the windows take turns.
         rank: features of a key, and of a query: the state holds as many values and masses per KV head.
         middle: width of the maps between their two matrices.
@@ -51,11 +51,13 @@ class Plan:
     rank: int = 8
     middle: int = 64
     epochs: int = 20
+    profile: str | None = None
 
     def cache(self, config: Any, turn: int) -> PagedEvictionCache:
         """A cache that evicts so."""
         budget = self.budgets[turn % len(self.budgets)]
-        return PagedEvictionCache(config, budget, self.block_size, self.policy, self.heads)  # type: ignore[arg-type]
+        heads: Any = self.heads
+        return PagedEvictionCache(config, budget, self.block_size, self.policy, heads, profile=self.profile)
 
 
 def fit_kernels(model: Any, windows: Sequence[Tensor], plan: Plan, progress: Progress = no_progress) -> Kernels:

@@ -39,7 +39,7 @@ class Fold(Disposal):
     :math:`\varphi(q)^\top z`, so a state that has taken nothing in changes nothing.
 
     Args:
-        file: what `paged-eviction fit-fold` wrote, or a name given to such a file. Spelled `fold:FILE`.
+        file: what `paged-eviction fit-fold` wrote, or "embedded". Spelled `fold(file='FILE')`.
 
     Raises:
         ValueError: there are no such kernels.
@@ -48,7 +48,6 @@ class Fold(Disposal):
     file: str
 
     paper: ClassVar[str | None] = "2402.09398"
-    of_file: ClassVar[bool] = True
     needs_queries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -58,10 +57,6 @@ class Fold(Disposal):
     def kernels(self) -> Kernels:
         """What the file says."""
         return load_kernels(self.file)
-
-    @property
-    def label(self) -> str:
-        return f"{self.name}:{self.file}"
 
     def action(self, site: Site) -> EvictionAction:
         """See `Disposal.action`."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from hf_paged_eviction.internals import FileKind, FittedFiles, NamedFiles, Tensors
+from hf_paged_eviction.internals import FileKind, FittedFiles, Tensors
 
 from ..fitted import Fitted, Layer
 
@@ -135,11 +135,18 @@ def _made(layers: Tensors, header: dict[str, Any]) -> Kernels:
     return Kernels(kernels, header["model"], header["facts"], header["digest"], header["policy"])
 
 
-_FILES = FittedFiles(FileKind("fold"), NamedFiles("No kernels", Kernels.command), _made, "kernels")
-load_kernels = _FILES.load
-#: Let `fold:name` mean this file, for files that come with a package.
-name_kernels = _FILES.names.name
-name_kernels("embedded", Path(__file__).parent / "published" / "embedded.safetensors")
+_FILES = FittedFiles(FileKind("fold"), Kernels.command, _made, "kernels")
+#: Those of the small model of the package `hf_paged_eviction_eval`.
+EMBEDDED = Path(__file__).parent / "published" / "embedded.safetensors"
+
+
+def load_kernels(file: str | Path) -> Kernels:
+    """Read kernels; "embedded" are those of the small model.
+
+    Raises:
+        ValueError: there is no such file, or it cannot be used.
+    """
+    return _FILES.load(EMBEDDED if str(file) == "embedded" else file)
 
 
 def save_kernels(kernels: Kernels, path: str | Path) -> None:

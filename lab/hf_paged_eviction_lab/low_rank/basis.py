@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from hf_paged_eviction.internals import FileKind, FittedFiles, NamedFiles, Tensors
+from hf_paged_eviction.internals import FileKind, FittedFiles, Tensors
 
 from ..fitted import Fitted, Layer
 
@@ -81,7 +81,7 @@ def _layer(parts: Mapping[str, Tensor]) -> LayerBasis:
     return layer
 
 
-_FILES = FittedFiles(FileKind("basis", None), NamedFiles("No basis", Basis.command), _made)
+_FILES = FittedFiles(FileKind("basis", None), Basis.command, _made)
 load_basis = _FILES.load
 
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from hf_paged_eviction.internals import Codecs, LocalHeads, Precision, check_bits, is_latent_attention, quoted
+from hf_paged_eviction.internals import Codecs, LocalHeads, Precision, check_bits, is_latent_attention
 
 from .basis import Basis, load_basis
 from .codec import RankCodec, check_rank
@@ -15,8 +15,8 @@ from .codec import RankCodec, check_rank
 class LowRank(Precision):
     """Keep of keys and values the coefficients of the first directions of a basis that was fitted to the model.
 
-    What `bits=` leaves as it came stays as it came. Such a cache cannot be saved. As text: `low_rank:FILE(rank=64)`,
-    `low_rank:FILE(rank=(48, 64), bits=4)`.
+    What `bits=` leaves as it came stays as it came. Such a cache cannot be saved. As text:
+    `low_rank(file='FILE', rank=64)`, `low_rank(file='FILE', rank=(48, 64), bits=4)`.
 
     Args:
         file: what `paged-eviction fit-basis` wrote for this model, or a `Basis`.
@@ -32,11 +32,9 @@ class LowRank(Precision):
     rank: int | tuple[int | None, int | None] | None = None
     bits: int | tuple[int | None, int | None] | None = None
 
-    of_file: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         if check_rank(self.rank) == (None, None):
-            raise ValueError(f"{self.label} says no rank: write low_rank:FILE(rank=64), or (rank=(48, 64)).")
+            raise ValueError(f"{self.label} says no rank: write low_rank(file=FILE, rank=64), or rank=(48, 64).")
         _ = self.rounding, self.basis  # read at once, so that a file that is not there is an error here
 
     @cached_property
@@ -50,10 +48,10 @@ class LowRank(Precision):
 
     @property
     def label(self) -> str:
-        file = "BASIS" if isinstance(self.file, Basis) else quoted(str(self.file))
-        settings = {"rank": self.rank, "bits": self.bits}
+        file = "BASIS" if isinstance(self.file, Basis) else str(self.file)
+        settings = {"file": file, "rank": self.rank, "bits": self.bits}
         inside = ", ".join(f"{name}={value!r}" for name, value in settings.items() if value is not None)
-        return f"low_rank:{file}" + (f"({inside})" if inside else "")
+        return f"low_rank({inside})"
 
     def check_model(self, config: Any) -> None:
         if is_latent_attention(config):

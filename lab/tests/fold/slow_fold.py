@@ -46,7 +46,7 @@ def saved_kernels(folder: Path, config: Any, policy: str = "keydiff", **settings
     """The text of a disposal with random kernels."""
     path = folder / f"{abs(hash((policy, *settings.items())))}.safetensors"
     save_kernels(random_kernels(config, policy, **settings), path)
-    return f"fold:{path}"
+    return f"fold(file={str(path)!r})"
 
 
 # ---- plain Python ----------------------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ def test_the_command(tmp_path: Path) -> None:
     kernels = load_kernels(output)
     assert kernels.policy == "keydiff" and kernels.facts["budgets"] == "64, 96"
     model = embedded.load(attn_implementation="paged_eviction")[0]
-    cache = PagedEvictionCache(model.config, 64, policy="keydiff", disposal=f"fold:{output}")
+    cache = PagedEvictionCache(model.config, 64, policy="keydiff", disposal=f"fold(file={str(output)!r})")
     with torch.no_grad():
         model(torch.arange(5, 105)[None], **{CACHE_ARGUMENT: cache})
         assert model(torch.arange(5, 6)[None], **{CACHE_ARGUMENT: cache}).logits.isfinite().all()
@@ -177,10 +177,10 @@ def test_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_commands_use_the_attention_that_a_disposal_needs() -> None:
-    assert attention_for(["keydiff"], None, "fold:embedded") == "paged_eviction"
+    assert attention_for(["keydiff"], None, "fold(file=embedded)") == "paged_eviction"
     assert attention_for(["keydiff"], "eager", "merge") == "eager"
     assert attention_for([], None, "recall") is None
     with pytest.raises(UserError, match=r"--disposal.*--attn-implementation"):
         attention_for(["keydiff"], "eager", "recall")
     with pytest.raises(UserError, match="No kernels 'nothing'"):
-        attention_for(["keydiff"], None, "fold:nothing")
+        attention_for(["keydiff"], None, "fold(file=nothing)")

@@ -195,8 +195,8 @@ def test_a_saved_context_goes_on(folder: Path, tmp_path: Path) -> None:
 
 def test_a_context_of_other_kernels_is_refused(tmp_path: Path) -> None:
     model = models.shared("llama", OURS)
-    path = Path(saved_kernels(tmp_path, model.config).removeprefix("fold:"))
-    cache = models.paged(model.config, **SMALL, disposal=f"fold:{path}")
+    path = make_disposal(saved_kernels(tmp_path, model.config)).file
+    cache = models.paged(model.config, **SMALL, disposal=f"fold(file={str(path)!r})")
     feed(model, cache, torch.stack(models.prompts([40], seed=3)), [(0, 40)])
     cache.save(tmp_path / "context.safetensors")
     path.unlink()
@@ -238,10 +238,10 @@ def test_other_models_are_refused(folder: Path) -> None:
     path = folder / "one_layer.safetensors"
     save_kernels(Kernels({0: kernels.layers[0]}, kernels.model, policy=kernels.policy), path)
     with pytest.raises(ValueError, match=r"fitted.*1.*2"):
-        models.paged(model.config, **SMALL, disposal=f"fold:{path}")
+        models.paged(model.config, **SMALL, disposal=f"fold(file={str(path)!r})")
     narrow = random_kernels(models.family_config("llama", head_dim=4))
     save_kernels(Kernels(narrow.layers, kernels.model, policy=kernels.policy), path)
-    cache = models.paged(model.config, **SMALL, disposal=f"fold:{path}")
+    cache = models.paged(model.config, **SMALL, disposal=f"fold(file={str(path)!r})")
     with pytest.raises(ValueError, match=r"2.*4 dimensions"):
         feed(model, cache, torch.stack(models.prompts([5])), [(0, 5)])
 
@@ -267,13 +267,13 @@ def test_files(tmp_path: Path) -> None:
     assert (read.model, read.policy) == (kernels.model, kernels.policy) and len(read.digest) == 64
     for index, layer in kernels.layers.items():
         assert all(torch.equal(tensor, getattr(read.layers[index], name)) for name, tensor in layer.tensors().items())
-    fold = make_disposal(f" fold:{path} ")
+    fold = make_disposal(f" fold( file = {str(path)!r} ) ")
     assert fold == Fold(str(path)) == make_disposal(fold.label)
-    assert fold.label == f"fold:{path}"
+    assert fold.label == f"fold(file={str(path)!r})"
 
 
 def test_files_that_are_none() -> None:
-    for text, reason in (("fold:nothing", "fit-fold"), ("fold", "'fold:FILE'")):
+    for text, reason in (("fold(file=nothing)", "fit-fold"), ("fold", "required argument: 'file'")):
         with pytest.raises(ValueError, match=reason):
             make_disposal(text)
 

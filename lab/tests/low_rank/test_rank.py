@@ -191,9 +191,9 @@ def test_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             PagedEvictionCache(model.config, 24, 4, policy="keydiff", bits=LowRank(file, rank))
     for text, message in [
-        ("low_rank", "low_rank needs a file: write 'low_rank:FILE'"),
-        ("low_rank:nowhere", "says no rank"),
-        ("low_rank:nowhere(rank=4)", "there is no such file"),
+        ("low_rank", "missing a required argument: 'file'"),
+        ("low_rank(file=nowhere)", "says no rank"),
+        ("low_rank(file=nowhere, rank=4)", "there is no such file"),
         ("low_rang:nowhere(rank=4)", "write 8, 4, 3 or 2"),
     ]:
         with pytest.raises(ValueError, match=message):
@@ -222,7 +222,12 @@ def test_files(tmp_path: Path) -> None:
     ids, mask = modes.batch("direct", False)
     logits = [
         modes.forward(model, PagedEvictionCache(model.config, 24, 4, bits=bits), ids, mask, 0, 40)
-        for bits in (LowRank(basis, 3), LowRank(file, 3), f"low_rank:{file}(rank=3)", LowRank(file, 3).label)
+        for bits in (
+            LowRank(basis, 3),
+            LowRank(file, 3),
+            f"low_rank(file={str(file)!r}, rank=3)",
+            LowRank(file, 3).label,
+        )
     ]
     assert all(torch.equal(logits[0], other) for other in logits[1:])
     file.write_bytes(file.read_bytes()[:-7])
@@ -231,5 +236,5 @@ def test_files(tmp_path: Path) -> None:
 
 
 def test_options_of_commands() -> None:
-    options = CacheOptions(bits="low_rank:basis.safetensors(rank=16)")
-    assert options.cache_arguments["bits"] == "low_rank:basis.safetensors(rank=16)"
+    options = CacheOptions(bits="low_rank(file='basis.safetensors', rank=16)")
+    assert options.cache_arguments["bits"] == "low_rank(file='basis.safetensors', rank=16)"
