@@ -32,6 +32,7 @@ from .integration.generation import (  # what a call of generate runs with
     generate_settings,
 )
 from .integration.heads import LocalHeads
+from .integration.implementations import Implementations, using
 from .integration.kept_state import forget_last_text
 from .integration.model_rotary import head_dim
 from .integration.models import is_latent_attention, paged_layers, why_not_ours  # which attention a model may take
@@ -64,7 +65,7 @@ from .precision.base import Codecs, Precision
 from .precision.codec import BITS, LEVELS, Codec, Codes, check_bits, packed_width
 from .precision.few_bits import FewBits
 from .precision.in_codes import InCodes
-from .preparing.fitting import HELD_OUT, text_facts, using
+from .preparing.fitting import HELD_OUT, text_facts
 from .preparing.future import DISTANCE, overheard
 from .preparing.passages import documentation  # what is read to fit something
 from .queries.arguments import HARMLESS, check_understood  # arguments that may be left out
@@ -141,6 +142,7 @@ __all__ = [
     "Heads",
     "Held",
     "HookedCache",
+    "Implementations",
     "InCodes",
     "Kept",
     "Layout",

@@ -6,8 +6,7 @@ key and value, the sums of the normal equations, the curve and the correlations.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..integration.implementations import using
 from ..integration.model_rotary import known_rotaries
 from ..integration.models import is_latent_attention, paged_layers
 from ..learned.calibration import Calibration, model_fingerprint
@@ -92,20 +92,6 @@ def fit(
             spearmans[index] = correlation
     facts = {**text_facts(windows), "distance": str(DISTANCE), "held_out_spearman": json.dumps(spearmans)}
     return Calibration(layers, about, facts, bool(rotaries), learn_shares(scores))
-
-
-@contextmanager
-def using(model: Any, implementation: str) -> Iterator[None]:
-    """Context manager: the model uses this attention implementation."""
-    before = model.config.get_text_config(decoder=True)._attn_implementation
-    if before == implementation:
-        yield
-        return
-    model.set_attn_implementation(implementation)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 def text_facts(windows: Sequence[Tensor]) -> dict[str, str]:

@@ -16,11 +16,12 @@ from closeness import assert_close
 from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, make_policy
 from hf_paged_eviction.integration import model_rotary
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.integration.implementations import using
 from hf_paged_eviction.integration.model_rotary import UnknownRotaryError
 from hf_paged_eviction.learned.calibration import Calibration, fingerprint, load_calibration, save_calibration
 from hf_paged_eviction.learned.score import unit
 from hf_paged_eviction.policies.attention.window_attention import WindowAttention
-from hf_paged_eviction.preparing.fitting import fit, using
+from hf_paged_eviction.preparing.fitting import fit
 from hf_paged_eviction.preparing.future import watch
 
 HEADS, WIDTH, COLUMNS, STEPS = 2, 8, 60, 9

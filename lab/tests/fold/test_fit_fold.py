@@ -17,7 +17,7 @@ from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.attention.parts import join
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.preparing.fitting import using
+from hf_paged_eviction.integration.implementations import using
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.caches.policy_names import attention_for
 from hf_paged_eviction_eval.commands import app
