@@ -19,6 +19,7 @@ from .options import ServingOptions
 from .prefixes import Prefixes
 from .stock_pages import StockPages
 from .stock_step import StockStep
+from .weights import Weights
 
 
 @dataclass
@@ -31,12 +32,14 @@ class BatchedRequest(LiveRequest):
             beginning; None = none.
         read: number of tokens of its prompt in this context.
         digests: digests of its prompt up to each cut, see `Prefixes`; empty if no other request may begin with it.
+        weights: those that were active when it was prepared, see `Weights.key`.
     """
 
     prompt: Sequence[int] = ()
     context: ServedContext | None = None
     read: int = 0
     digests: Sequence[bytes] = ()
+    weights: str = ""
 
 
 class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
@@ -55,6 +58,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         cache: transformers' paged cache. It must not have served any request.
         options: budget and policy of each request.
         share: whether requests may begin with contexts of earlier ones.
+        weights: tells which weights have read what is stored.
 
     Raises:
         ValueError: transformers takes other layers for full-attention layers than this package does.
@@ -63,7 +67,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
     supports_block_sharing = False
     supports_block_table = False
 
-    def __init__(self, cache: PagedAttentionCache, options: ServingOptions, share: bool) -> None:
+    def __init__(self, cache: PagedAttentionCache, options: ServingOptions, share: bool, weights: Weights) -> None:
         stock = cache.cache_allocators[self.layer_type]
         check_attributes(stock, ALLOCATOR)
         if set(stock.layer_indices) != set(options.layers):
@@ -102,6 +106,7 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
         # Where other layers hold tokens, too, a prompt has to be read for those.
         shares = share and len(cache.cache_allocators) == 1
         self.prefixes = Prefixes(options.prefill_chunk_size, options.prefix_bytes if shares else 0)
+        self._weights, self._changes, self._key = weights, weights.changes, ""
         self._step, self._planned = self._new_step(), set[str]()
         self._place = {layer: at for at, layer in enumerate(self.layer_indices)}
         # From here on, this is the allocator of the cache.
@@ -113,13 +118,26 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
 
     # ---- pages ----------------------------------------------------------------------------------------------------
 
+    def look_at_weights(self) -> None:
+        """Note which weights compute the next forward, and drop what others have read."""
+        self._key = self._weights.key()
+        if self._weights.changes != self._changes:
+            self._changes = self._weights.changes
+            self.prefixes.clear()
+
     def prepare(self, state: RequestState) -> BatchedRequest:
         """Prepare a waiting request; `allocate_cache_to_request` uses it when the request is admitted."""
         kwargs, prompt = state.logit_processor_kwargs, state.initial_tokens
         brought, budget = kwargs.get("context"), kwargs.get("budget")
         spans = self.options.spans_of(kwargs.get("protect"), budget, brought)
         request = self._prepared[state.request_id] = self._request(state.request_id, budget, spans)
-        salt = f"{kwargs.get('salt') or ''} {request.capacity} {request.shares.least(spans)}"
+        if brought is not None and brought.weights != self._key:
+            raise ValueError(
+                "The weights or the active adapters have changed since this context was made, so it was read by "
+                "others. Read it again, and make a new one with batching.context."
+            )
+        request.weights = self._key
+        salt = f"{self._key} {kwargs.get('salt') or ''} {request.capacity} {request.shares.least(spans)}"
         request.prompt, request.digests = prompt, () if brought else self.prefixes.digests(prompt, spans, salt)
         prefix = self.prefixes.match(request.digests, len(prompt) - 1)
         request.context, request.read = brought or prefix, 0 if prefix is None else prefix.seen
@@ -226,6 +244,8 @@ class BoundedAllocator(FullAttentionCacheAllocator):  # type: ignore[misc]
 
     def _keep_prefix(self, request: BatchedRequest) -> None:
         """Forwards so far have written what the request has seen: keep it, where others may begin with it."""
+        if request.weights != self._key:
+            request.digests = ()  # read in part by these and in part by others
         number, beyond = divmod(request.seen, self.prefixes.cut)
         if beyond or not request.read < request.seen <= len(request.prompt) or number > len(request.digests):
             return

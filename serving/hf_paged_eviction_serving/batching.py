@@ -1,16 +1,20 @@
 """`paged_batching`: eviction in the continuous batching of one model."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 from weakref import WeakSet
 
 from transformers import PreTrainedModel
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.internals import unwrapped, without_parallel
 
 from .contexts import ServedContext
 from .contract import check_transformers
+from .weights import Weights
 
 _ENTRY = "init_continuous_batching"
 _CACHED = "_cached_continuous_batching_manager"
@@ -21,12 +25,15 @@ class PagedBatching:
 
     Attributes:
         options: the checked options.
+        used: whether a manager was made.
     """
 
     def __init__(self, model: Any, options: Any) -> None:
         self.options = options
         self._model = model
         self._managers: WeakSet[Any] = WeakSet()
+        self._weights = Weights(model)
+        self.used = False
 
     def context(self, cache: PagedEvictionCache) -> ServedContext:
         """Make a context that requests can continue from: `manager.add_request(question_ids, context=...)`.
@@ -40,7 +47,15 @@ class PagedBatching:
         Raises:
             ValueError: the cache cannot be served; the message gives the reason.
         """
-        return ServedContext.of(cache, self.options.sizes, self.options.layers, self._model)
+        return ServedContext.of(cache, self.options.sizes, self.options.layers, self._model, self._weights.key())
+
+    def forget(self) -> None:
+        """Read all prompts anew from now on, and let no request begin with a context that was made before.
+
+        Changes of the weights are noticed, also another adapter. Not noticed are writes to `parameter.data`, which
+        torch does not count: call this after them.
+        """
+        self._weights.forget()
 
     def init_continuous_batching(
         self,
@@ -56,11 +71,11 @@ class PagedBatching:
         if isinstance(manager, BoundedManager):
             manager.switch_to_cb_friendly_attn(model, manager.continuous_batching_config.auto_switch_to_flash)
             return manager
-        if generation_config is None:
-            generation_config = model.generation_config
-        if generation_config.eos_token_id is None:
-            generation_config.eos_token_id = -1  # -1 means none here
-        manager = BoundedManager(model, generation_config, continuous_batching_config, workload_hints, self.options)
+        config = copy(model.generation_config if generation_config is None else generation_config)
+        if config.eos_token_id is None:
+            config.eos_token_id = -1  # -1 means none here
+        self.used = True
+        manager = BoundedManager(model, config, continuous_batching_config, workload_hints, self.options, self._weights)
         self._managers.add(manager)
         return manager
 
@@ -89,11 +104,13 @@ def paged_batching(
     it is admitted, so no request is preempted. Only this model object is changed, and restored at the end of the block.
 
     The beginning of a prompt that an earlier request has read is not read again, up to the last cut that both share
-    (see `Prefixes`); `allow_block_sharing=False` in the configuration turns this off. Refused, with the reason: CUDA
+    (see `Prefixes`) and only by the weights and adapters that have read it; `allow_block_sharing=False` in the
+    configuration turns this off. Refused, with the reason: CUDA
     graphs, compiled steps, asynchronous batching, block tables, offloading, other schedulers, tensor parallelism.
 
     Args:
-        model: a model with a language-model head.
+        model: a model with a language-model head, also inside the wrappers of PEFT, `torch.compile` and data
+            parallelism.
         budget: number of tokens held per request and layer, a multiple of `block_size`.
         prefill_chunk_size: prompts are cut after every so many tokens. `max_batch_tokens` must be at least as large.
         prefix_cache: bytes for beginnings of prompts that may come again; None = keep none.
@@ -110,6 +127,8 @@ def paged_batching(
     """
     check_transformers()
     from .options import ServingOptions
+
+    model = _model_of(model)
 
     if _ENTRY in vars(model):
         raise ValueError("This model is already inside a paged_batching block. Leave that block first.")
@@ -134,6 +153,29 @@ def paged_batching(
     try:
         yield batching
         hard = False
+        if not batching.used:
+            warnings.warn(
+                "No request of this paged_batching block was bounded: nothing called generate_batch or "
+                f"init_continuous_batching of this {type(model).__name__}. Generate with the model that paged_batching "
+                "was given; generate() is no continuous batching, it takes a PagedEvictionCache.",
+                stacklevel=3,
+            )
     finally:
         delattr(model, _ENTRY)
         batching.close(hard)
+
+
+def _model_of(model: Any) -> PreTrainedModel:
+    """The model inside of wrappers, on which calls of `generate_batch` arrive."""
+    inside = unwrapped(without_parallel(model))
+    inside = getattr(inside, "_orig_mod", inside)  # of torch.compile
+    if not isinstance(inside, PreTrainedModel):
+        raise TypeError(
+            f"paged_batching takes a model of transformers, got {type(model).__name__}. Give it the model inside."
+        )
+    if not inside.can_generate():
+        raise ValueError(
+            f"{type(inside).__name__} has no language-model head, so it generates nothing. Give paged_batching the "
+            "model around it, such as AutoModelForCausalLM loads."
+        )
+    return inside

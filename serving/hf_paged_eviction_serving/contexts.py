@@ -45,6 +45,7 @@ class ServedContext:
         scores: `[n]` float32, if they were scored before they were rounded; else None.
         states: what pages hold of these tokens: keys and values `[n, G, D]`, or see `CodedPages.save`.
         observed: statistics of its queries, layer by layer.
+        weights: those that were active when it was made, see `Weights.key`; "" = of a prompt, known by its digest.
     """
 
     seen: int
@@ -56,6 +57,7 @@ class ServedContext:
     scores: Tensor | None
     states: tuple[Tensor, ...]
     observed: list[Observer]
+    weights: str = ""
 
     @property
     def bytes(self) -> int:
@@ -65,12 +67,18 @@ class ServedContext:
 
     @classmethod
     def of(
-        cls, cache: PagedEvictionCache, sizes: BlockBudget, layers: Mapping[int, PagedLayer], model: Any
+        cls,
+        cache: PagedEvictionCache,
+        sizes: BlockBudget,
+        layers: Mapping[int, PagedLayer],
+        model: Any,
+        weights: str = "",
     ) -> "ServedContext":
         """Take over the tokens of a cache, which must not be used afterwards.
 
         Args:
             sizes, layers: of `ServingOptions`, which the cache has to fit.
+            weights: see above.
 
         Raises:
             ValueError: the options of the cache differ from those of `paged_batching`, or it holds states that pages
@@ -101,6 +109,7 @@ class ServedContext:
                 _fitting(part, model) for part in (*columns.values(), *(part for _, beside in parts for part in beside))
             ),
             observed=[observer for layer in paged for observer in _observed(layer)],
+            weights=weights,
         )
 
     @classmethod

@@ -63,7 +63,7 @@ MANAGER = (
     "batch_processor continuous_batching_config num_return_sequences logit_processor.do_processing "
     "logit_processor.logits_processor logit_processor.supported_keys logit_processor.tensors_required "
     "output_router._lock output_router.output_queue output_router.result_handlers background_thread_status.fatal_error "
-    "_original_attn_impl"
+    "_generation_thread"
 )
 PROCESSOR = (
     "cache.bytes_per_sector cache.cache_allocators cache.cache_tensor cache.layer_to_allocator "

@@ -11,6 +11,8 @@ from transformers.generation.continuous_batching.continuous_api import (
     ContinuousBatchProcessor,
 )
 
+from hf_paged_eviction.internals import Implementations
+
 from .allocator import BoundedAllocator
 from .attention import IN_PAGES
 from .contexts import ServedContext
@@ -21,6 +23,7 @@ from .probe import check_takes_pages
 from .sampler import Sampler
 from .sampling import SamplingProcessor
 from .scheduler import FixedCutScheduler
+from .weights import Weights
 
 
 class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
@@ -29,6 +32,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
     Args:
         model, generation_config, continuous_batching_config, workload_hints: see `ContinuousBatchingManager`.
         options: budget and policy of each request.
+        weights: tells which weights have read what is stored.
 
     Raises:
         UnsupportedTransformersError: this release of transformers lacks what serving uses.
@@ -36,7 +40,6 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
     """
 
     num_return_sequences: int
-    _original_attn_impl: str | None
 
     def __init__(
         self,
@@ -45,16 +48,20 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         continuous_batching_config: ContinuousBatchingConfig | None,
         workload_hints: Any,
         options: ServingOptions,
+        weights: Weights,
     ) -> None:
-        self.options = options
+        self.options, self._weights = options, weights
+        self._before: Implementations | None = None
+        self._trained = [part for part in model.modules() if part.training]
         self._shares = continuous_batching_config is None or bool(continuous_batching_config.allow_block_sharing)
         config = options.configure(continuous_batching_config, model.device, model.dtype)
-        super().__init__(model, generation_config, config, workload_hints)
-        check_attributes(self, MANAGER)
+        self.model = model
         try:
+            super().__init__(model, generation_config, config, workload_hints)
+            check_attributes(self, MANAGER)
             check_takes_pages(self.model)
-        except ValueError:
-            self._restore_attention()
+        except BaseException:
+            self.restore()
             raise
         # transformers reads a prompt up to its last token, then forks it. Each child reads the prompt itself here, so
         # that it is cut as a request alone is.
@@ -70,16 +77,28 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
 
     def switch_to_cb_friendly_attn(self, model: Any, auto_switch_to_flash: bool = True) -> None:
         """Set the attention implementation of the model to the one that reads pages of sets."""
-        original = model.config._attn_implementation
-        if original != IN_PAGES:
+        if self._before is None:
+            self._before = Implementations(model)
             model.set_attn_implementation(IN_PAGES)
-            self._original_attn_impl = original
 
-    def _restore_attention(self) -> None:
-        """Set the model to the attention implementation that it had before this manager was made."""
-        if self._original_attn_impl is not None:
-            self.model.set_attn_implementation(self._original_attn_impl)
-            self._original_attn_impl = None
+    def restore(self) -> None:
+        """Give each part of the model the attention implementation that it had before, and put those into training mode
+        that were in it."""
+        if self._before is not None:
+            self._before.restore()
+            self._before = None
+        for part in self._trained:
+            part.training = True
+        self._trained = []
+
+    def stop(self, *args: Any, **kwargs: Any) -> None:
+        """Stop the generation thread, see `ContinuousBatchingManager.stop`, and restore the model."""
+        started = self._generation_thread is not None
+        try:
+            super().stop(*args, **kwargs)
+        finally:
+            if started and not self.is_running():
+                self.restore()
 
     def add_request(
         self,
@@ -147,7 +166,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         check_attributes(processor, PROCESSOR)
         if not isinstance(processor.scheduler, FixedCutScheduler):  # so it was not installed before
             self.options.check_room(self.continuous_batching_config, self.model.dtype)
-            bounded = BoundedAllocator(processor.cache, self.options, self._shares)
+            bounded = BoundedAllocator(processor.cache, self.options, self._shares, self._weights)
             vocabulary = self.model.get_input_embeddings().num_embeddings
             self._sampling.failure = bounded.failure
             processor.scheduler = FixedCutScheduler(processor.scheduler, bounded, vocabulary, self.output_router)
@@ -165,7 +184,7 @@ class BoundedManager(ContinuousBatchingManager):  # type: ignore[misc]
         """Wait until all requests have ended (or fail them, if `hard`), and free the memory."""
         if self.is_running():
             self.stop(hard_stop=hard)
-        self._restore_attention()  # a manager that never started does not stop
+        self.restore()  # a manager that never started does not stop
         self.batch_processor = None
         self.destroy()
 

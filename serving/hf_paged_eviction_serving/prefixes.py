@@ -59,6 +59,12 @@ class Prefixes:
                 return self._held[digest]
         return None
 
+    def clear(self) -> None:
+        """Forget all contexts."""
+        self._held.clear()
+        self._passed.clear()
+        self.bytes = 0
+
     def wants(self, digest: bytes, is_last: bool) -> bool:
         """Whether to keep the context of a request that has reached this cut."""
         again = digest in self._passed

@@ -34,6 +34,14 @@ def check_takes_pages(model: PreTrainedModel) -> None:
     Raises:
         ValueError: the model's code in this release of transformers does not use the pages.
     """
+    decoder = model.get_decoder()
+    sizes = sorted({int(part.head_dim) for part in decoder.modules() if hasattr(part, "layer_idx") and _has_size(part)})
+    if len(sizes) > 1:
+        raise ValueError(
+            f"Continuous batching does not work with {type(model).__name__}, with or without eviction: its layers have "
+            f"heads of {' and '.join(map(str, sizes))} channels, and transformers' pages have one size for all. Use "
+            "PagedEvictionCache with generate."
+        )
     probe = _Probe()
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=model.device)
@@ -54,3 +62,7 @@ def check_takes_pages(model: PreTrainedModel) -> None:
         f"with or without eviction: {reason}. Use PagedEvictionCache with generate, or a release of transformers "
         "whose own generate_batch serves this model."
     )
+
+
+def _has_size(part: Any) -> bool:
+    return isinstance(getattr(part, "head_dim", None), int)

@@ -93,6 +93,7 @@ class FixedCutScheduler(FIFOScheduler):  # type: ignore[misc]
             if (error := self.bounded.failure(state.request_id)) is not None:
                 self.end(state, error)
         self._look_for_room()
+        self.bounded.look_at_weights()
         self.batch = []
         self._left, self._read = token_budget, 0
         active = list(self.active_requests.values())
