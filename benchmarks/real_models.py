@@ -38,19 +38,16 @@ from hf_paged_eviction_eval.store.results import ROWS, read_folder
 
 ROOT = Path("results/real_models")
 FORCED = "--agreement --teacher-forced"
-OTHERS = (
-    "auto@uniform,paged_eviction,keydiff,random,recency,streaming_llm,snapkv,tova,expected_attention,"
-    "expected_attention@global"
-)
+OTHERS = "auto@uniform,paged_eviction,keydiff,random,recency,streaming_llm,snapkv,tova,expected_attention"
 FEW = f"auto,{OTHERS}"
-#: Every policy of the library that needs no file, and one threshold over all layers and heads where scores have a unit.
-EVERY = "auto,auto@uniform,all,expected_attention@global,kvzip@global,self_calibrated@global"
+#: Every policy of the library that needs no file.
+EVERY = "auto,auto@uniform,all"
 #: Every allocator, around a policy of its paper where it has one, and around the same policy.
 ALLOCATORS = "cake@cake,h2o@d2o,snapkv@ada_kv,snapkv@cake,snapkv@d2o,snapkv@pyramid,keydiff@ada_kv"
 #: Policies of which heads may evict together or apart.
 APART = (
     "paged_eviction,keydiff,key_norm,value_norm,lagkv,leverage,snapkv,h2o,expected_attention,r_kv,sage_kv,cake,"
-    "scissorhands,lazy_eviction,roco,lru,random,self_calibrated,tova"
+    "scissorhands,lazy_eviction,roco,lru,random,tova"
 )
 #: Scores of 2026, around what they stand beside.
 NEWEST = "auto,tova,vase(tova),vase(snapkv)"
@@ -70,7 +67,7 @@ _RECORDS = "--tasks all21 --data-dir {data} --max-length 2048"
 _RUNS = f"""
 text | {EVERY} | 25% | {_TEXTS} 64
 newest_text | {NEWEST} | 12.5%,25% | {_TEXTS} 64
-heads_text | paged_eviction,leverage,self_calibrated,sage_kv,snapkv,keydiff | 25% | {_TEXTS} 64 --heads separate
+heads_text | paged_eviction,leverage,sage_kv,snapkv,keydiff | 25% | {_TEXTS} 64 --heads separate
 text_auto | auto | 6%,12.5%,25%,50% | {_TEXTS} 64
 text_sizes | {FEW} | 12.5%,25%,50% | {_TEXTS} 64
 tokens | {FEW} | 25% | {_TEXTS} 1
@@ -86,7 +83,6 @@ newest_? | {NEWEST} | {EIGHTH},{QUARTER} | {_NEEDLES}
 auto_? | auto | 56,{EIGHTH},{QUARTER},448 | {_NEEDLES}
 every_? | {EVERY},{ALLOCATORS} | 56,{EIGHTH},{QUARTER},448 | {_NEEDLES}
 heads_? | {APART} | {EIGHTH},{QUARTER} | {_NEEDLES} --heads separate
-self_? | self_calibrated@global | {EIGHTH},{QUARTER} | {_NEEDLES}
 """
 
 

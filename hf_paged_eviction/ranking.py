@@ -45,30 +45,6 @@ def rank_keys(scores: Tensor, positions: Tensor, valid: Tensor, absolute_noise: 
     return (levels * 2**32 + positions).masked_fill(~valid, DROP)
 
 
-def rounded(scores: Tensor, valid: Tensor, absolute_noise: bool = False) -> Tensor:
-    """Round scores, so that they can be compared with those of other rows, heads and layers.
-
-    Args:
-        scores, valid, absolute_noise: see `rank_keys`, which rounds in the same way.
-
-    Returns:
-        `[batch, heads, candidates]` float32.
-    """
-    scores = scores.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf"))
-    if absolute_noise:
-        step = _step_of_scale(scores, valid)
-        levels = (scores / step).round()
-        return torch.where(scores.isfinite(), levels * step, scores) + 0.0
-    half = 1 << (_DROPPED_BITS - 1)
-    bits = (scores.view(torch.int32) + half) & ~((1 << _DROPPED_BITS) - 1)
-    return bits.view(torch.float32) + 0.0  # zeros of both signs are equal
-
-
-def exact_keys(scores: Tensor, positions: Tensor, valid: Tensor) -> Tensor:
-    """Like `rank_keys`, for `rounded` scores: the keys can be compared across rows, heads and layers."""
-    return (_rising(scores).to(torch.int64) * 2**32 + positions).masked_fill(~valid, DROP)
-
-
 def _rising(scores: Tensor) -> Tensor:
     """The bits of a float are its exponent and mantissa, so as an integer they rise with it; if negative, they fall."""
     bits = scores.view(torch.int32)

@@ -7,17 +7,12 @@ from writing import docstring, paper_link, signature, table
 
 from hf_paged_eviction import available_allocators, make_allocator
 from hf_paged_eviction.allocators import BudgetAllocator, FixedAllocator, HeadAllocator, Heads, LayerAllocator, Uniform
-from hf_paged_eviction.allocators.threshold import Global
 
 _OF_PROFILE = ", with a [profile](../guide.md#prepare-your-model)"
 _KINDS = {
     FixedAllocator: ("layers, for each row", "by the index of the layer and the length of the row's text"),
     LayerAllocator: ("layers, for each row", "by attention, layer by layer during the prefill"),
     HeadAllocator: ("KV heads of a layer, for each row; needs `heads='separate'`", "by the policy's scores"),
-    Global: (
-        "layers and KV heads, for each row; best with `heads='separate'`",
-        "by the policy's scores, layer by layer during the prefill",
-    ),
 }
 
 
@@ -54,8 +49,6 @@ def _section(name: str, allocator: BudgetAllocator) -> str:
 
 
 def _memory(allocator: BudgetAllocator) -> str:
-    if isinstance(allocator, Global):
-        return "8 bytes per held token and KV head, for the ranks of the scores"
     if not isinstance(allocator, LayerAllocator):
         return "none"
     names = allocator.token_statistics

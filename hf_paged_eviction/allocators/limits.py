@@ -13,7 +13,6 @@ from ..table.budget import BlockBudget
 from ..table.spans import Spans
 from ..tensors.saved import LONGEST, SavedState, StateDict
 from .base import BudgetAllocator, FixedAllocator, HeadAllocator, LayerAllocator
-from .threshold import Global, certain_first
 from .uniform import Uniform
 
 
@@ -32,8 +31,7 @@ class Limits:
         unequal: whether rows or heads may have different limits. The storage then fits the largest, and slots beyond a
             smaller limit are dead.
         waits: whether the next forward of several tokens that does not fit has to be settled. Each layer then keeps the
-            new tokens until the last one has attended, and calls `attend` and `rank` before.
-        compares: whether the scores of all layers are compared with each other.
+            new tokens until the last one has attended, and calls `attend` before.
         foreseen: when single tokens have filled a row, limits are decided for a text of so many budgets; None = never.
 
     Args:
@@ -43,9 +41,8 @@ class Limits:
     def __init__(self, allocator: BudgetAllocator, mean: BlockBudget) -> None:
         self.allocator, self._asked = allocator, mean
         self.layers: list[LayerLimits] = []
-        decides = isinstance(allocator, FixedAllocator | LayerAllocator | HeadAllocator | Global)
+        decides = isinstance(allocator, FixedAllocator | LayerAllocator | HeadAllocator)
         self.unequal = decides and not isinstance(allocator, Uniform)
-        self.compares = isinstance(allocator, Global)
         self.foreseen = allocator.foreseen if isinstance(allocator, FixedAllocator) else None
         self.clear()
 
@@ -62,7 +59,7 @@ class Limits:
     def _decide_for(self, real: Tensor | None) -> None:
         self._real, allocator = real, self.allocator
         self._decided = None if real is None else real > self.mean.capacity
-        self.waits, self._undecided = isinstance(allocator, LayerAllocator | Global), self.foreseen is not None
+        self.waits, self._undecided = isinstance(allocator, LayerAllocator), self.foreseen is not None
         once = self._undecided or (isinstance(allocator, LayerAllocator) and allocator.once)
         if self._decided is not None and once and bool(self._decided.all()):
             self.waits = self._undecided = False
@@ -73,22 +70,20 @@ class Limits:
             self.settle(real)
 
     def divide_anew(self, real: Tensor) -> None:
-        """Decide about the held tokens after `shrink` or `protect`, and `rank` of all layers, by what decided last."""
+        """Decide about the held tokens after `shrink` or `protect`, by what decided last."""
         if self._told or isinstance(self.allocator, FixedAllocator):
             self.settle(real if self._real is None else self._real)
 
     def settle(self, real: Tensor) -> None:
         """Decide, after what `waits` says; `real` as in `divide`."""
         allocator, mean = self.allocator, self.mean
-        if isinstance(allocator, LayerAllocator | Global):
+        if isinstance(allocator, LayerAllocator):
             told = [self._told[place].to(real.device) for place in range(len(self.layers))]
             shares = allocator.settle(told, mean, real)
         elif isinstance(allocator, FixedAllocator) and self.unequal:
             shares = allocator.limits(mean, len(self.layers), real)
         else:
             return
-        if self.compares:
-            self._told = {}  # as large as the cache
         self.tokens = {place: tokens.to(real.device) for place, tokens in enumerate(shares)}
         self._decide_for(real)
 
@@ -119,15 +114,6 @@ class Limits:
         if allocator.once and decided is not None:
             preference = torch.where(decided[:, None], self._told[layer.place], preference)
         self._told[layer.place] = preference
-
-    def rank(self, layer: "LayerLimits", ranks: Tensor, min_tokens: Tensor) -> None:
-        """Take the ranks of the tokens that a layer could keep, before `settle`, if the allocator `compares`.
-
-        Args:
-            ranks: `[B, S, tokens]` int64, see `rank_keys`; `KEEP` for protected tokens, `DROP` for none.
-            min_tokens: `[B]` smallest limit of each set in tokens, even if the set has fewer tokens.
-        """
-        self._told[layer.place] = certain_first(ranks, min_tokens.clamp_max(self.mean.capacity))
 
     def foresees(self, seen: int) -> bool:
         """Whether layers must `foresee` after `seen` columns, if single tokens have filled rows."""
@@ -167,8 +153,7 @@ class Limits:
 
     def state_dict(self) -> StateDict:
         """The present limits, and what decided them."""
-        told = {} if self.compares else self._told  # those that a failed forward left
-        decided = {"tokens": self.tokens, "told": told, "real": self._real}
+        decided = {"tokens": self.tokens, "told": self._told, "real": self._real}
         return {"mean": self.mean.tokens, "unequal": self.unequal, **decided}
 
     def load_state(self, saved: SavedState, rows: int) -> None:
@@ -231,10 +216,9 @@ class LayerLimits:
         allocator, processes = self.table.allocator, local_heads.processes(kv_heads)
         first = local_heads.first_head(kv_heads) if processes > 1 else 0
         self._heads = slice(first, first + kv_heads)
-        if processes > 1 and isinstance(allocator, HeadAllocator | Global):
-            among = "all layers" if self.table.compares else "a layer"
+        if processes > 1 and isinstance(allocator, HeadAllocator):
             raise ValueError(
-                f"The allocator {allocator.name!r} compares all KV heads of {among}, and tensor parallelism gave some "
+                f"The allocator {allocator.name!r} compares all KV heads of a layer, and tensor parallelism gave some "
                 "to other processes, which would have to make room for what is decided here. Use allocator='uniform' "
                 "or one that shares out among layers, or keep the model in one process."
             )
@@ -257,8 +241,7 @@ class LayerLimits:
         """The budget that policies see, see `ScoreContext.budget`."""
         if not self.table.unequal:
             return self.now.capacity
-        # Limits that follow from the scores are not known yet.
-        tokens = None if self.table.compares else self.tokens
+        tokens = self.tokens
         return self.table.mean.capacity if tokens is None else tokens[..., None]
 
     def max_tokens(self, pinned: Tensor, positions: Tensor, min_tokens: Tensor) -> Tensor | None:

@@ -8,7 +8,6 @@ _MODULES = {
     "cake": "cake",
     "d2o": "d2o",
     "first_prompt": "first_prompt",
-    "global": "threshold",
     "heads": "heads",
     "pyramid": "pyramid",
     "uniform": "uniform",

@@ -257,7 +257,7 @@ def offer(state: LayerState) -> bool:
     if state.store.rounds:
         state.store.meet(pending.keys, pending.values, pending.real)
     # A score that depends on the budget waits until that is known.
-    overflow.offer(state, pending, score=budget.table.compares or not state.needs.reads_budget)
+    overflow.offer(state, pending, score=not state.needs.reads_budget)
     return True
 
 

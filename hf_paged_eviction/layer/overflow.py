@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..disposals import Held
-from ..ranking import KEEP, best_tokens, best_within, exact_keys, not_kept, rank_keys, rounded
+from ..ranking import KEEP, best_tokens, best_within, not_kept, rank_keys
 from ..store.pending import Offered, Pending
 from ..store.store import Arrived
 from ..store.tensors import with_new
@@ -61,24 +61,8 @@ def offer(state: LayerState, pending: Pending, score: bool) -> None:
         shown = None if state.store.turns else pending.shown
         full_k, full_v = shown or with_new(state.store.read(held), pending.keys, pending.values)
         scores = of_overflow(state, full_k, full_v, positions, pending.count)
-        _tell_ranks(state, scores, positions)
         recorder.queries = None
     state.offered = Offered(positions[:, 0].amax(-1) + 1, scores)
-
-
-def offer_held(state: LayerState) -> None:
-    """Tell the table of limits which of the held tokens could stay."""
-    if state.table is not None and state.budget.table.compares:
-        encode(state)
-        _tell_ranks(state, _scores_of_held(state), state.table.positions)
-
-
-def _tell_ranks(state: LayerState, scores: Tensor, positions: Tensor) -> None:
-    """Tell an allocator that compares the tokens of all layers which of these could stay."""
-    budget, table = state.budget, state.known
-    if budget.table.compares:
-        ranks = _rank(state, scores, positions, _protected(state, positions))
-        budget.table.rank(budget, ranks, smallest_budget(table.phase.bounds, budget.now, whole=False))
 
 
 # ---- another budget, other spans ------------------------------------------------------------------------------------
@@ -224,7 +208,7 @@ def _limits(state: LayerState, scores: Tensor, positions: Tensor, protected: Ten
     if not budget.table.unequal:
         return None
     pinned = scores.masked_fill(protected, float("inf")).masked_fill(positions < 0, float("-inf"))
-    return budget.max_tokens(pinned, positions, smallest_budget(state.known.phase.bounds, budget.now, whole=True))
+    return budget.max_tokens(pinned, positions, smallest_budget(state.known.phase.bounds, budget.now))
 
 
 def _protected(state: LayerState, positions: Tensor) -> Tensor:
@@ -241,11 +225,7 @@ def _newest(state: LayerState, positions: Tensor) -> Tensor:
 def _rank(state: LayerState, scores: Tensor, positions: Tensor, protected: Tensor) -> Tensor:
     """`[B, S, tokens]` int64: the order of eviction, protected tokens last."""
     valid, noise = (positions >= 0).expand_as(scores), state.needs.absolute_noise
-    if state.budget.table.compares:
-        rank = exact_keys(rounded(scores, valid, noise), positions, valid)
-    else:
-        rank = rank_keys(scores, positions, valid, noise)
-    return rank.masked_fill(protected, KEEP)
+    return rank_keys(scores, positions, valid, noise).masked_fill(protected, KEEP)
 
 
 def with_lowest(state: LayerState, gone: Tensor, missing: Tensor) -> Tensor:

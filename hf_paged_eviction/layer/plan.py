@@ -20,7 +20,6 @@ from ..tensors.graphs import static_zeros
 from .group import Group
 from .layer_state import LayerState
 from .moves import sort_pads
-from .overflow import offer_held
 from .scores import block_waits, encode
 
 #: Makes a context manager.
@@ -99,8 +98,6 @@ class Plan:
         """Divide the budget anew among the held tokens, because its total or what is protected has changed."""
         holding = [layer for layer in self.layers if layer.held]
         if holding:
-            for layer in holding:
-                offer_held(layer)
             table = holding[0].known
             holding[0].budget.table.divide_anew(table.seen - table.pads)
 

@@ -124,7 +124,7 @@ class CacheOptions:
         recent_tokens: number of newest real tokens of each row that are never evicted. None = one block (a quarter of
             the budget if policy="auto" has no profile). When several tokens overflow the cache, and in `shrink`, the
             number is exact. When single tokens come, whole blocks are evicted, so a block that holds one of these
-            tokens stays, and so does the newest block. With allocator="global" single tokens are evicted there, too.
+            tokens stays, and so does the newest block.
         protect: spans of the text that are never evicted, such as instructions: a list of pairs `(start, end)`, for the
             tokens from `start` up to but not including `end`, or text ("0:64,100:120"). Positions count the real tokens
             of a row from 0, without pads. A list of such lists has one entry for each row; beams count as one row. A

@@ -18,7 +18,6 @@ from ..allocators import (
     make_allocator,
 )
 from ..allocators.registry import ALLOCATORS
-from ..allocators.threshold import Global, check_common_unit
 from ..disposals import Disposal, DisposalContext, make_disposal
 from ..integration.models import check_model, is_latent_attention, mixes_heads, why_not_ours
 from ..learned.lookup import find_calibration, why_none
@@ -252,12 +251,10 @@ class CheckedOptions:
                 "only when a prompt arrives: give budget= in tokens, or use allocator='uniform' or "
                 f"'pyramid'{plain}."
             )
-        if allocator.divides_heads and not isinstance(allocator, Global) and self.heads != "separate":
+        if allocator.divides_heads and self.heads != "separate":
             raise ValueError(
                 f'The allocator {allocator.name!r} divides the budget among KV heads: use heads="separate".'
             )
-        if isinstance(allocator, Global):
-            check_common_unit(self.policy)
 
     def _check_spans(self, sizes: BlockBudget) -> None:
         shared = isinstance(self.allocator, LayerAllocator | FixedAllocator) and not isinstance(self.allocator, Uniform)

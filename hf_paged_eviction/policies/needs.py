@@ -26,7 +26,6 @@ class Needs:
             both signs, because their rounding error does not shrink with the score. Scores are then rounded to steps of
             1/4096 of their mean size. If False, each score is rounded to 1/4096 of its own size, which suits attention,
             norms, and products and sums of numbers of one sign.
-        common_unit: True if scores of different layers and heads can be compared directly. allocator="global" needs it.
         supports_mla: False if the score means nothing for latents (multi-head latent attention). The cache then refuses
             models that cache latents.
         rotary: True if the policy reads keys or queries before rotary embedding, or rotates them. The cache then
@@ -59,7 +58,6 @@ class Needs:
     token_local: bool = False
     by_layer: bool = True
     absolute_noise: bool = False
-    common_unit: bool = False
     supports_mla: bool = True
     rotary: bool = False
     reads_budget: bool = False

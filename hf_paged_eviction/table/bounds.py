@@ -46,17 +46,14 @@ def blocks_in(bounds: Tensor, size: int) -> Tensor:
     return blocks.sum(-1) + (later & (lengths > 2) & (size > 1)).any(-1)
 
 
-def smallest_budget(bounds: Tensor, sizes: BlockBudget, whole: bool) -> Tensor:
+def smallest_budget(bounds: Tensor, sizes: BlockBudget) -> Tensor:
     """`[rows]` smallest budget of a set in tokens: room for protected and newest tokens, and for one block to evict.
 
     Args:
         sizes: present sizes of the layer.
-        whole: whether sets hold whole blocks; if not, the block of the protected start ends with its last protected
-            token.
     """
     size = sizes.block_size
-    tokens = (blocks_in(bounds, size) + sizes.recent_blocks + 1) * size
-    return tokens if whole else tokens - -bounds[:, 1:2].where(bounds[:, :1] == 0, 0).sum(-1) % size
+    return (blocks_in(bounds, size) + sizes.recent_blocks + 1) * size
 
 
 def inside(bounds: Tensor, positions: Tensor) -> Tensor:

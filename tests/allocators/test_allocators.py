@@ -179,7 +179,7 @@ def test_wrong_parameters(make: object, message: str) -> None:
 
 
 def test_registry() -> None:
-    assert available_allocators() == ("ada_kv", "cake", "d2o", "first_prompt", "global", "heads", "pyramid", "uniform")
+    assert available_allocators() == ("ada_kv", "cake", "d2o", "first_prompt", "heads", "pyramid", "uniform")
     assert make_allocator("pyramid") == Pyramid()
     assert make_allocator(Pyramid(beta=3)).beta == 3  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="Unknown allocator 'piramid'"):

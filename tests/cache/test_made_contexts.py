@@ -18,7 +18,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "observing": ("llama", {"policy": "h2o"}),
     "cake": ("llama", {"policy": "cake", "allocator": "cake"}),
     "ada_kv": ("llama", {"policy": "snapkv", "allocator": "ada_kv", "heads": "separate"}),
-    "global": ("llama", {"policy": "kvzip", "allocator": "global"}),
     "d2o": ("llama", {"policy": "h2o", "allocator": "d2o"}),
     "protect": ("llama", {"protect": [(6, 9), (20, 22)], "budget": 48}),
     "protect in rows": ("llama", {"protect": [[(6, 9)], [(3, 5)], []], "budget": 48}),

@@ -200,10 +200,10 @@ def test_turned_keys_count() -> None:
 
 
 @pytest.mark.parametrize("bits", [None, 4, (8, 3)], ids=str)
-def test_one_threshold_in_few_bits(bits: Any) -> None:
+def test_heads_of_different_size_in_few_bits(bits: Any) -> None:
     """Whatever the longest head holds."""
     model, room = models.shared("llama", "paged_eviction"), 20_000 if bits is None else 14_000
-    settings = {"policy": "kvzip", "allocator": "global", "heads": "separate", "bits": bits}
+    settings = {"policy": "kvzip", "allocator": "heads:[[1.6, 0.4], [0.8, 1.2]]", "bits": bits}
     cache = make(model, budget=f"{room}B", **settings)
     ids, mask = models.left_pad(models.prompts([70, 61]))
     modes.generate(model, cache, ids, mask, 20)

@@ -118,7 +118,6 @@ def test_a_state_left_behind_would_be_noticed(family: str) -> None:
         {"budget": [20, 36]},
         {"allocator": "cake"},
         {"allocator": "ada_kv", "heads": "separate"},
-        {"policy": "kvzip", "allocator": "global", "heads": "separate"},
     ],
     ids=str,
 )

@@ -122,7 +122,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "shared": {"heads": "shared"},
     "ada_kv": {"allocator": "ada_kv"},
     "d2o": {"allocator": "d2o"},
-    "global": {"allocator": "global"},
 }
 
 

@@ -26,7 +26,6 @@ UNEQUAL: dict[str, dict[str, Any]] = {
     "cake": {"allocator": "cake"},
     "d2o": {"allocator": "d2o"},
     "ada_kv": {"allocator": "ada_kv", "heads": "separate"},
-    "global": {"policy": "kvzip", "allocator": "global", "heads": "separate"},
 }
 
 

@@ -28,7 +28,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "heads": {"policy": "h2o", "allocator": "heads:[[0.4, 1.8], [1.2, 0.6]]"},
     "cake": {"policy": "h2o", "allocator": Cake(observed=8), "heads": "separate"},
     "ada_kv": {"policy": "h2o", "allocator": "ada_kv", "heads": "separate"},
-    "global": {"policy": "kvzip", "allocator": "global", "heads": "separate"},
 }
 EQUAL = ("shared", "separate", "observed", "observed separate", "window")
 

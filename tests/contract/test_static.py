@@ -152,12 +152,6 @@ def test_heads_of_different_size_in_a_padded_copy(
     compare(model, mode, True, policy=policy, **unequal(model, shares))
 
 
-@pytest.mark.parametrize("mode", ["greedy", "two_turns"])
-def test_one_threshold_over_all_layers(mode: str) -> None:
-    model = models.shared("llama", "paged_eviction")
-    compare(model, mode, True, policy="expected_attention", allocator="global")
-
-
 def test_a_budget_larger_than_the_prompt_in_inference_mode_and_out_of_it() -> None:
     model = models.shared("llama", "paged_eviction")
     caches = pair(model, policy="h2o")

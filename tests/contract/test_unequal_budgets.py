@@ -1,6 +1,5 @@
 """Layers and heads that hold different numbers of tokens keep every promise that equal ones keep."""
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from hf_paged_eviction.allocators.cake import Cake
 from hf_paged_eviction.allocators.first_prompt import FirstPrompt
 from hf_paged_eviction.allocators.pyramid import Pyramid
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction.policies.keys.value_norm import ValueNorm
 
 pytestmark = pytest.mark.contract
 
@@ -31,26 +29,13 @@ SHARED: dict[str, dict[str, Any]] = {
     "cake": {"allocator": Cake(observed=8), "heads": "shared"},
     "d2o": {"allocator": "d2o", "heads": "separate"},
     "ada_kv": {"allocator": "ada_kv", "heads": "separate"},
-    "global": {"allocator": "global", "heads": "separate"},
     "list": {"budget": [36, 12], "allocator": "uniform"},
 }
 
 
-@dataclass(frozen=True)
-class OneUnit(ValueNorm):
-    """A norm that says that it is the same in every layer and head."""
-
-    name = "one_unit"
-    needs = replace(ValueNorm.needs, common_unit=True)
-
-
-#: In the place of policies whose scores have no common unit.
-COMMON: dict[str, Any] = {"keydiff": "expected_attention", "paged_eviction": OneUnit(), "random": OneUnit()}
-
-
 def settings_of(name: str, policy: str = "h2o") -> dict[str, Any]:
     """Arguments of a cache that shares out as this allocator does, by a policy like this one."""
-    return {**SHARED[name], "policy": COMMON.get(policy, "kvzip") if name == "global" else policy}
+    return {**SHARED[name], "policy": policy}
 
 
 def shares(cache: PagedEvictionCache) -> list[torch.Tensor]:
@@ -100,7 +85,7 @@ def test_rows_do_not_depend_on_their_batch(name: str, budget: int, turns: list[i
 
 
 @pytest.mark.parametrize("record_past", [False, True])
-@pytest.mark.parametrize("name", ["cake", "d2o", "global"])
+@pytest.mark.parametrize("name", ["cake", "d2o"])
 def test_a_prompt_that_waited_shares_out_like_one_that_did_not(name: str, record_past: bool) -> None:
     """The second row comes in the second chunk alone, and then grows past what it had when layers shared out."""
     model = models.shared("llama", OURS)
@@ -130,20 +115,18 @@ def test_the_total_is_that_of_equal_shares(name: str, padded: bool) -> None:
     by_layer = shares(cache)
     layers = torch.stack([share.double().mean(1) for share in by_layer])  # [layers, rows]
     assert layers.sum(0).tolist() == [48.0] * layers.shape[1]
-    if name == "global":
-        assert any((share % BLOCK).any() for share in by_layer), "only whole blocks"
     if name == "ada_kv":
         assert all(share.sum(1).tolist() == [48] * len(share) for share in by_layer)
         assert any((share[:, 0] != share[:, 1]).any() for share in by_layer), "all heads got the same"
     elif name != "d2o":  # its softmax hardly tells two layers apart
         assert (layers[0] != layers[1]).any(), "all layers got the same"
-    assert name == "global" or all((share % BLOCK == 0).all() for share in by_layer)
+    assert all((share % BLOCK == 0).all() for share in by_layer)
     # Every slot that may be used holds a real token, as soon as the row has so many; but for room for tokens to come.
     seen = cache.layers[0].table.seen - cache.layers[0].table.pads
     for (_, layer), share in zip(cache.paged_layers, by_layer, strict=True):
         empty = share.minimum(seen[:, None]) - (layer.positions >= 0).sum(-1)
         assert (empty == empty[:, :1]).all() and (empty >= 0).all()
-        assert empty.max() < BLOCK if name == "global" else not empty.any()
+        assert not empty.any()
     stats = cache.stats()
     assert sum(layer.budget or 0 for layer in stats.layers) == pytest.approx(48, abs=1)
 
@@ -212,8 +195,6 @@ def test_beams_and_rows_follow() -> None:
 @pytest.mark.parametrize(
     ("policy", "allocator"),
     [
-        ("expected_attention", "global"),
-        ("self_calibrated", "global"),
         ("snapkv", "cake"),
         ("keydiff", "d2o"),
         ("keydiff", "ada_kv"),

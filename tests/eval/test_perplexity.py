@@ -214,7 +214,7 @@ def test_models_whose_tokens_cannot_be_moved_are_refused_before_a_run() -> None:
 
 @pytest.mark.parametrize(
     ("policy", "budget", "reason"),
-    [("snapkv@global", "25%", "no common unit"), ("keydiff@ada_kv", "2MiB", "bytes become tokens")],
+    [("snapkv@cake", "2MiB", "bytes become tokens"), ("keydiff@ada_kv", "2MiB", "bytes become tokens")],
 )
 def test_caches_that_cannot_be_are_refused_before_a_run(policy: str, budget: str, reason: str) -> None:
     settings = text_settings((), policies=("recency", policy), budgets=("full", budget)).but(

@@ -81,7 +81,7 @@ def test_instruct_models_are_asked_in_the_users_turn() -> None:
 def test_all_budgets_of_a_policy_share_one_probe() -> None:
     """With the rows, but for times, that each budget has from a probe of its own."""
     settings = TaskSettings(
-        policies=("kvzip", "kvzip@global"),
+        policies=("kvzip", "kvzip@d2o"),
         budgets=("12", "24", "25%", "full"),
         block_size=4,
         tasks=("passkey",),

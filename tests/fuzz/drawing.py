@@ -13,10 +13,8 @@ LISTENING = (
     *("h2o", "snapkv(window=4)", "tova", "attention_mean", "roco", "lazy_eviction(lag=5)", "lru", "lfu", "r_kv"),
     *("sage_kv", "cake", "scissorhands(window=6)", "lra", "lfa", "kvzip", "expected_attention", "caote(h2o)"),
 )
-#: Scores that mean the same in every layer and head.
-ALIKE = ("expected_attention", "kvzip", "self_calibrated(distance=2, least_tokens=4)", *FITTED)
 OTHERS = ("lagkv(lag=4)", "leverage", "compactor", "hybrid(keydiff, recency)", "graphkv(keydiff)", "vase(keydiff)")
-ALLOCATORS = ("heads", "pyramid", "cake", "d2o", "ada_kv", "global")
+ALLOCATORS = ("heads", "pyramid", "cake", "d2o", "ada_kv")
 #: Those whose budgets stay once a prompt has come.
 STAYING = ("heads", "pyramid")
 BITS = (8, 4, 3, 2, (8, 4), (None, 4), (8, None), (4, 2))
@@ -97,9 +95,7 @@ def _what(random: Random, family: str) -> dict[str, Any]:
     kind = random.random()
     policies = RULED if kind < 0.65 else LISTENING if kind < 0.9 else OTHERS
     options["policy"] = random.choice(policies)
-    if options.get("allocator") == "global":
-        options["policy"] = random.choice(ALIKE)
-    elif random.random() < 0.1:
+    if random.random() < 0.1:
         options["policy"] = random.choice(FITTED)
     if options["policy"] in FITTED and family not in (*PLAIN, *SLIDING):
         options["policy"] = "expected_attention"
@@ -123,7 +119,7 @@ def _what(random: Random, family: str) -> dict[str, Any]:
 
 
 def _attention(random: Random, family: str, options: dict[str, Any]) -> str:
-    listening = options["policy"] in (*LISTENING, *ALIKE) or "allocator" in options
+    listening = options["policy"] in (*LISTENING, *FITTED) or "allocator" in options
     if listening or isinstance(options["budget"], list) or random.random() < 0.3:
         return OURS
     plain = family in ("llama", "gpt_neox") and "bits" not in options and random.random() < 0.2

@@ -61,19 +61,9 @@ FOUND = {
         family="lfm2",
     ),
     "a cache of which everything was taken back, made smaller": Case(
-        options={"block_size": 2, "budget": 14, "record_past": True, "allocator": "global", "policy": "kvzip"},
+        options={"block_size": 2, "budget": 14, "record_past": True, "allocator": "d2o", "policy": "kvzip"},
         calls=(("feed", 1, "none"), ("crop", 1), ("shrink", 1), ("feed", 9, "none"), ("steps", 4, "none")),
         attention="paged_eviction",
-    ),
-    "one threshold that made room for single tokens of rows out of step, and then a smaller budget": Case(
-        options={"block_size": 2, "sink_tokens": 3, "budget": 14, "policy": "observed", "allocator": "global"},
-        calls=(
-            *(("feed", 3, "any"), ("steps", 2, "any"), ("steps", 9, "none"), ("steps", 4, "any")),
-            *(("shrink", 2), ("steps", 3, "none")),
-        ),
-        attention="paged_eviction",
-        rows=3,
-        seed=50377,
     ),
     "attention that failed in a compiled step": Case(
         options={"block_size": 4, "budget": "50%", "static": True, "policy": "expected_attention"},

@@ -45,9 +45,9 @@ def test_a_table_of_another_model_is_refused() -> None:
     config = models.shared("llama", "paged_eviction").config
     with pytest.raises(ValueError, match=r"shares.*1.*2"):
         PagedEvictionCache(config, budget=64, policy="keydiff", allocator="heads:[[1, 1]]")
-    cache = PagedEvictionCache(config, budget=64, policy="keydiff", allocator="heads:[[1], [1]]")
+    cache = PagedEvictionCache(config, budget=64, policy="keydiff", allocator="heads:[[1, 1, 1], [1, 1, 1]]")
     model = models.shared("llama", "paged_eviction")
-    with pytest.raises(ValueError, match=r"shares.*1.*2"), torch.no_grad():
+    with pytest.raises(ValueError, match=r"shares.*3.*2"), torch.no_grad():
         model(models.prompts([20])[0][None], **{CACHE_ARGUMENT: cache})
 
 

@@ -34,7 +34,7 @@ class Known(EvictionPolicy):
 
     name: ClassVar[str] = "known"
     scores: Tensor = field(compare=False)  # [rows, heads, positions]
-    needs = Needs(heads="separate", token_local=True, absolute_noise=True, common_unit=True)
+    needs = Needs(heads="separate", token_local=True, absolute_noise=True)
 
     def score(self, context: ScoreContext) -> Tensor:
         return self.scores.gather(-1, context.positions.clamp_min(0))
@@ -50,7 +50,7 @@ class KnownObserved(WindowAttention):
 
     @property
     def needs(self) -> Needs:
-        return replace(super().needs, heads="separate", absolute_noise=True, common_unit=True)
+        return replace(super().needs, heads="separate", absolute_noise=True)
 
     def attention(self, context: ScoreContext) -> Tensor:
         return self.scores.gather(-1, context.positions.clamp_min(0)) + 4 * self.mean(context)
@@ -102,8 +102,8 @@ def drive(model: Any, cache: PagedEvictionCache, ids: Tensor, mask: Tensor, chun
         {"heads": "shared", "bits": 8},
         {"heads": "shared", "positions": "cache"},
         {"heads": "separate", "static": True},
-        {"allocator": "global"},
-        {"allocator": "global", "positions": "cache"},
+        {"allocator": "ada_kv"},
+        {"allocator": "ada_kv", "positions": "cache"},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )

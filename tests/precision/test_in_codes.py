@@ -110,7 +110,7 @@ def test_static(reads: Reads, budget: int, family: str, bits: Any, policy: str) 
         ("gemma3", {"bits": (None, 8), "policy": "snapkv"}),
         ("llama", {"bits": 4, "policy": "paged_eviction", "recent_tokens": 0, "sink_tokens": 0}),
         ("llama", {"bits": 4, "policy": "snapkv", "heads": "separate", "allocator": "ada_kv"}),
-        ("gpt_oss", {"bits": (None, 4), "policy": "kvzip", "allocator": "global"}),
+        ("gpt_oss", {"bits": (None, 4), "policy": "kvzip", "allocator": "d2o"}),
         ("llama", {"bits": (4, 2), "policy": "h2o", "allocator": "pyramid"}),
     ],
 )

@@ -74,7 +74,6 @@ def test_attention_reads_each_segment_alone(softcap: float | None, sinks: bool) 
 @pytest.mark.parametrize(
     "settings",
     [
-        {"allocator": "global", "policy": "kvzip", "heads": "separate"},
         {"allocator": "ada_kv", "policy": "paged_eviction", "heads": "separate"},
         {"allocator": "cake(observed=8)", "policy": "h2o"},
     ],

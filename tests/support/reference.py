@@ -23,7 +23,6 @@ from transformers import DynamicCache
 import models
 from closeness import SHARE, bound
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT, CACHE_NAMES
-from hf_paged_eviction.table.spans import blocks_of
 
 Visible = list[list[set[int]]]  # [row][kv head] -> columns
 
@@ -776,37 +775,6 @@ class SlowLayer:
             for head in group.heads
         ]
         return [sum(scores) / len(per_head) for scores in zip(*per_head, strict=True)]
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# One threshold over all layers and heads, decided when a forward is over
-# ---------------------------------------------------------------------------------------------------------------
-
-#: (layer, set of victims) -> score by position.
-Held = dict[tuple[int, int], dict[int, float]]
-
-
-def slow_threshold(held: Held, total: int, budget: int, sizes: Any) -> dict[tuple[int, int], set[int]]:
-    """Positions that stay in each set of one row: in each the protected ones and the best up to the fewest that are
-    legal, then the best of all sets. Of equal scores the newer token stays, then that of the earlier layer and head.
-    """
-    seen = 1 + max(max(scores) for scores in held.values())
-    if all(len(scores) <= budget for scores in held.values()):
-        return {place: set(scores) for place, scores in held.items()}
-    protected_spans = sizes.start_and(common_spans(sizes))
-    blocks = blocks_of(protected_spans, sizes.block_size) + sizes.recent_blocks + 1
-    alone = -sum(end for start, end in protected_spans if start == 0) % sizes.block_size  # places of the start's block
-    fewest = min(blocks * sizes.block_size - alone, budget)
-    certain, others = {}, []
-    for place, scores in sorted(held.items()):
-        spans = [(0, sizes.protected), *common_spans(sizes), (seen - sizes.recent, seen)]
-        protected = {at for at in scores if any(start <= at < end for start, end in spans)}
-        order = sorted(scores, key=lambda at: (at in protected, scores[at], at), reverse=True)
-        certain[place] = set(order[:fewest])
-        others += [(-scores[at], -at, place) for at in order[fewest:]]
-    for _, at, place in sorted(others)[: total - sum(map(len, certain.values()))]:
-        certain[place].add(-at)
-    return certain
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -30,8 +30,4 @@ def test_spans_as_tensors_say_what_they_say_on_the_host() -> None:
         protected = [[any(start <= at < end for start, end in spans) for at in range(-1, 60)] for spans in expected]
         assert inside(bounds, everywhere).tolist() == protected
         whole = [(blocks_of(spans, size) + budget.recent_blocks + 1) * size for spans in expected]
-        alone = [-sum(end for start, end in spans if start == 0) % size for spans in expected]
-        assert smallest_budget(bounds, budget, whole=True).tolist() == whole
-        assert smallest_budget(bounds, budget, whole=False).tolist() == [
-            tokens - part for tokens, part in zip(whole, alone, strict=True)
-        ]
+        assert smallest_budget(bounds, budget).tolist() == whole

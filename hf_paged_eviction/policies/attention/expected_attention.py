@@ -73,7 +73,6 @@ class ExpectedAttention(AttentionPolicy):
     def needs(self) -> Needs:
         return Needs(
             supports_mla=False,
-            common_unit=True,
             rotary=True,
             row_statistics=("newest", "weight", "mean", "scatter") if self.covariance else ("newest", "weight", "mean"),
             window=None if self.horizon is None else 4 * self.horizon,  # older queries weigh less than two percent

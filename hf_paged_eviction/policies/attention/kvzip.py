@@ -25,11 +25,11 @@ class KVzip(AttentionPolicy):
     `heads="separate"` and room for the whole context; `paged-eviction eval` calls it by itself. Without a probe the
     queries are those of the text, with the same formula.
 
-    KVzip compares all layers and heads by one threshold. For that, add `allocator="global"` and `heads="separate"`.
+    KVzip compares all layers and heads by one threshold; here each layer, or each head, has a budget of its own.
     """
 
     paper: ClassVar[str | None] = "2505.23416"
-    needs = Needs(heads="separate", by_probe=True, common_unit=True, token_statistics=("attention",))
+    needs = Needs(heads="separate", by_probe=True, token_statistics=("attention",))
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
         return {"attention": torch.maximum(statistics["attention"], attention.weights.amax((2, 3)))}

@@ -60,7 +60,6 @@ class Calibrated(EvictionPolicy):
             heads="separate",
             token_local=True,
             absolute_noise=True,
-            common_unit=True,
             supports_mla=False,
             rotary=self.profile is None or self.calibration.unrotated,
         )

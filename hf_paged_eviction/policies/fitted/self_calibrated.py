@@ -55,7 +55,6 @@ class SelfCalibrated(EvictionPolicy):
 
     needs = Needs(
         absolute_noise=True,
-        common_unit=True,
         supports_mla=False,
         token_statistics=("largest",),
         row_statistics=("weights", "offset", "fitted"),

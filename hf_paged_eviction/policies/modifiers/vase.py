@@ -80,7 +80,6 @@ class Vase(Modifier):
             heads="separate",
             absolute_noise=True,
             reads_budget=True,
-            common_unit=False,
             supports_mla=False,
         )
 
