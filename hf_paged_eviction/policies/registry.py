@@ -33,7 +33,6 @@ _MODULES = {
     "roco": "attention.roco",
     "sage_kv": "attention.sage_kv",
     "scissorhands": "attention.hits",
-    "self_calibrated": "fitted.self_calibrated",
     "snapkv": "attention.snapkv",
     "streaming_llm": "keys.streaming_llm",
     "tova": "attention.tova",

@@ -8,7 +8,6 @@ import torch
 
 from policy_inputs import BUDGET, Head, Vector, turned
 from reference import mixed
-from slow_self_calibrated import SPELLED, self_calibrated
 
 #: head, first query observed -> a score per token
 Slow = Callable[[Head, int], Vector]
@@ -408,7 +407,6 @@ def vase_drawn(head: Head, first: int) -> Vector:
 
 #: A policy as text -> the loop.
 SLOW_ATTENTION_POLICIES: dict[str, Slow] = {
-    SPELLED: self_calibrated,
     "h2o": h2o,
     "h2o(normalised=True, recent=0.25)": h2o_mean,
     "attention_mean": attention_mean,

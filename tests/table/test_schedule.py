@@ -11,8 +11,7 @@ from torch import Tensor
 import models
 import rows
 from evicting import check
-from hf_paged_eviction import EvictionPolicy, Needs, PagedEvictionCache, ScoreContext, make_policy
-from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction import EvictionPolicy, Needs, ScoreContext, make_policy
 from hf_paged_eviction.layer.paged import PagedLayer
 from hf_paged_eviction.layer.parameters import Common, Place
 from hf_paged_eviction.policies.attention.lazy_eviction import LazyEviction
@@ -92,15 +91,3 @@ def test_policies_say_when() -> None:
     assert make_policy("lazy_eviction(lag=48)").needs.decision_interval == 48
     assert make_policy("hybrid(lazy_eviction, h2o)").needs.decision_interval == 32
     assert make_policy("h2o").needs.decision_interval == 1
-
-
-def test_a_policy_that_learns_from_prompts_only_keeps_no_queries() -> None:
-    model = models.shared("llama", "paged_eviction")
-    cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy="self_calibrated(least_tokens=8)")
-    ids, mask = models.left_pad(models.prompts([40]))
-    with torch.no_grad():
-        model(ids, attention_mask=mask, **{CACHE_ARGUMENT: cache})
-        before = cache.layers[0].recorder.observer.bytes
-        for _ in range(9):
-            model(ids[:, :1], **{CACHE_ARGUMENT: cache})
-    assert cache.layers[0].recorder.observer.bytes == before
