@@ -1,7 +1,5 @@
 """`pipeline("text-generation")` with a cache of 128 tokens per layer: one prompt, a batch, a chat, many prompts."""
 
-from pathlib import Path
-
 from transformers import pipeline
 
 from hf_paged_eviction import PagedEvictionCache
@@ -26,7 +24,7 @@ chat = generator([{"role": "user", "content": prompts[0]}], cache=cache(), **set
 print(one, batch, chat, sep="\n")
 
 # With more prompts than one batch the pipeline calls `generate` several times and would hand the same cache to each
-# call. `custom_generate` makes a new one for each.
-paged = {"custom_generate": str(Path(__file__).parents[1] / "custom_generate"), "trust_remote_code": True}
-many = generator(prompts, batch_size=2, **paged, budget=128, policy="keydiff", **settings)
+# call: call the pipeline for each batch.
+batches = prompts[:2], prompts[2:]
+many = [answer for part in batches for answer in generator(part, batch_size=2, cache=cache(), **settings)]
 print(many, [sample.answers[0] for sample in samples], sep="\n")

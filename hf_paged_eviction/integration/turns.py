@@ -18,8 +18,8 @@ class SeenTokens(int):
             raise ValueError(
                 f"generate was given a text of {length} tokens, and this cache has seen {int(self)}: the text must "
                 "begin with what was seen, and be longer. For another text use another cache, or call "
-                "cache.reset() first. A pipeline hands one cache to all its batches: make a cache for each prompt, "
-                "or use batch_size=len(prompts), or custom_generate= (examples/pipelines.py). Where these are the "
+                "cache.reset() first. A pipeline hands one cache to all its batches: make a cache and a call for "
+                "each batch, or use batch_size=len(prompts) (examples/pipelines.py). Where these are the "
                 "new tokens alone, call generate(**cache.follow_up(input_ids), cache=cache). To answer a text that "
                 "was read whole, call cache.crop(-1) first."
             )

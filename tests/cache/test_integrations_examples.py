@@ -38,14 +38,6 @@ def right(names: dict[str, Any], answer: str) -> bool:
     return answer.startswith(f" {names['sample'].answers[0]}")
 
 
-def test_custom_generate() -> None:
-    names = run("custom_generate")
-    assert right(names, names["answer"])
-    cache = names["output"][CACHE_ARGUMENT]
-    assert cache.stats().largest_held == 128 < cache.stats().seen
-    assert cache.stats().seen == names["again"].shape[1] - 1  # both turns
-
-
 def test_pipelines() -> None:
     names = run("pipelines")
     answers = [sample.answers[0] for sample in names["samples"]]

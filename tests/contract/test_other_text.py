@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.contract,
     pytest.mark.skipif(models.VERSION < (5, 19), reason="generate tells no cache that it begins"),
 ]
-REFUSED = r"a text of \d+ tokens, and this cache has seen \d+.*custom_generate=.*follow_up.*crop\(-1\)"
+REFUSED = r"a text of \d+ tokens, and this cache has seen \d+.*call for each batch.*follow_up.*crop\(-1\)"
 
 
 def say(model: Any, cache: Any, ids: torch.Tensor, **settings: Any) -> torch.Tensor:

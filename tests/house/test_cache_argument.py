@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = "hf_paged_eviction eval lab serving examples benchmarks custom_generate docs training tests notebooks".split()
+FOLDERS = "hf_paged_eviction eval lab serving examples benchmarks docs training tests notebooks".split()
 #: Run with a release of transformers that knows the old name alone, which the other party needs.
 OF_ANOTHER_RELEASE = {f"benchmarks/{name}.py" for name in ("peers", "peers_table")}
 OLD = "past_key_values"

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(
     path
-    for folder in ("benchmarks", "docs", "examples", "notebooks", "training", "custom_generate", ".ci")
+    for folder in ("benchmarks", "docs", "examples", "notebooks", "training", ".ci")
     for path in (ROOT / folder).rglob("*.py")
     if "_build" not in path.parts
 )
