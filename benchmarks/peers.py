@@ -3,23 +3,20 @@
 `python benchmarks/peers.py`, in an environment of its own with kvpress 0.5.5 and transformers 5.2.0, writes
 `tests/data/peers/kept.json` anew: for each press, layer and KV head the positions of the tokens that are kept, 160 of
 640. The prompt stands in the file. Positions are found by the keys that are left, not by what a press says.
-
-`python benchmarks/peers.py speed` compares time and memory of a token, see `peers_speed.py`.
 """
 
 import hashlib
 import json
-import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache
 
-from hf_paged_eviction_eval import embedded
-
+#: The embedded model of this checkout: the package itself needs a newer transformers than kvpress.
+MODEL = Path(__file__).parents[1] / "eval" / "embedded" / "model"
 TARGET = Path(__file__).parents[1] / "tests" / "data" / "peers" / "kept.json"
 KEPT = 160
 
@@ -40,14 +37,10 @@ PRESSES = (
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["speed"]:
-        import peers_speed
-
-        return peers_speed.main(sys.argv[2:])
     ids: list[int] = json.loads(TARGET.read_text())["input_ids"]
-    model, _ = embedded.load()
-    model.set_attn_implementation("eager")  # one press asks for the weights
-    weights = Path(embedded.__file__).parent / "model" / "model.safetensors"
+    # One press asks for the weights of attention.
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32, attn_implementation="eager").eval()
+    weights = MODEL / "model.safetensors"
     content = {
         "source": "made by benchmarks/peers.py with kvpress (Apache-2.0)",
         "kvpress": version("kvpress"),

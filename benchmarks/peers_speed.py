@@ -1,4 +1,4 @@
-"""Time and memory of a token beside other caches, on a CPU: `python benchmarks/peers.py speed`.
+"""Time and memory of a token beside other caches, on a CPU: `python benchmarks/peers_speed.py`.
 
 Rows are JSON lines in `results/peers_speed.jsonl`; those that stand there are not measured again, so the command may be
 stopped and repeated. Every row is a ratio to `DynamicCache` in the same process: one token with it before and one after

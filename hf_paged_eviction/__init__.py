@@ -31,8 +31,6 @@ _MODULES = {
     "available_modifiers": "policies",
     "available_policies": "policies",
     "compress_by_probe": "recipes.probe",
-    "export_shares": "learned.exchange",
-    "import_shares": "learned.exchange",
     "make_allocator": "allocators",
     "make_disposal": "disposals",
     "make_policy": "policies",

@@ -6,7 +6,6 @@ from .disposals import Disposal, available_disposals, make_disposal
 from .integration.roles import spans_of_roles
 from .integration.weights import register_weights, weights_digest
 from .layer.stats import CacheStats, LayerStats
-from .learned.exchange import export_shares, import_shares
 from .options.cache_options import CacheOptions
 from .planning import Plan, plan
 from .policies import (
@@ -43,8 +42,6 @@ __all__ = [
     "available_modifiers",
     "available_policies",
     "compress_by_probe",
-    "export_shares",
-    "import_shares",
     "make_allocator",
     "make_disposal",
     "make_policy",

@@ -49,7 +49,7 @@ def speed(kind: str) -> str:
     """A table of each model and batch: "token" or "reading"."""
     parts = [f"{title}:\n\n{content}" for title, content in _tables(kind)]
     environments = sorted({where(row["environment"]) for row in _listed(kind)})
-    return "\n\n".join([*parts, f"(`python benchmarks/peers.py speed`; {'; '.join(environments)}.)"])
+    return "\n\n".join([*parts, f"(`python benchmarks/peers_speed.py`; {'; '.join(environments)}.)"])
 
 
 def _listed(kind: str) -> list[dict[str, Any]]:

@@ -28,8 +28,7 @@ class Heads(FixedAllocator):
     look far back; most look at the first and the newest tokens. Which ones do depends on the model more than on the
     text (RazorAttention, arXiv 2407.15891; HeadKV, 2410.19258; DuoAttention, 2410.10819; Tangram, 2606.06302), so one
     table serves every policy. LKV (2605.06676) trains such budgets end to end; here they are read off the attention to
-    a few thousand tokens. `export_shares` and `import_shares` exchange them with kvpress, Attention Matching and
-    Tangram. The table depends on the share of the text that is kept.
+    a few thousand tokens. The table depends on the share of the text that is kept.
 
     No head gets more than its row has tokens; the rest goes to the other heads, so nothing is evicted before all heads
     together use up the budget. Shares are computed when several tokens overflow the budget, and when single tokens have

@@ -39,9 +39,9 @@ def compress_by_probe(
     observes what these queries attend to in the context. These tokens are taken back. With policy="kvzip" the score of
     a token is the largest attention weight that it got.
 
-    Differences from the paper (KVzip, arXiv 2505.23416): each layer, or with an allocator each head, has a budget of its
-    own, where the paper uses one threshold for all; the softmax is over the whole context and the probe; all chunks have
-    the same probe; and the cache protects the tokens that it always protects.
+    Differences from the paper (KVzip, arXiv 2505.23416): each layer, or with an allocator each head, has a budget of
+    its own, where the paper uses one threshold for all; the softmax is over the whole context and the probe; all chunks
+    have the same probe; and the cache protects the tokens that it always protects.
 
     Cost: the context is read twice, the second time with all of it in view. Peak memory: keys and values of the whole
     context in all layers, a copy of one layer, and activations of `len(probe_ids) + chunk_size` tokens. The storage
