@@ -63,7 +63,6 @@ class PrepareOptions(ModelOptions):
     use: Literal["text", "questions", "both"] = option(
         "both", "What the cache is for: text that goes on, questions about what was read, or both.", metavar="USE"
     )
-    thorough: bool = option(False, "Also try caches and bits that were never the best on the models that we measured.")
     quick: bool = option(False, "Try fewer caches on less text.")
     output: Path | None = option(None, "Also write the profile to this file.", metavar="FILE.safetensors")
 

@@ -43,7 +43,6 @@ def run_prepare(options: Any) -> Profile:
             tokenizer,
             text=text,
             use=options.use,
-            thorough=options.thorough,
             quick=options.quick,
             progress=notes.is_terminal,
         )

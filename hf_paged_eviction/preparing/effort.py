@@ -17,19 +17,6 @@ _NORMAL = (
     Candidate(KEYS_AND_FITTED),
     Candidate("observed"),
 )
-#: These were the best for no use on any of the models that we measured.
-_ELSEWHERE = (
-    Candidate("calibrated", "heads(power=1.25)"),
-    Candidate("leverage", "heads(power=1.5)"),
-    Candidate("keydiff", "heads(power=1.5)"),
-    Candidate("snapkv", "heads(power=2.0)"),
-    Candidate("streaming_llm", "heads(power=2.0)"),
-    Candidate(KEYS_AND_QUERIES),
-    Candidate("leverage"),
-    Candidate("keydiff"),
-    Candidate("snapkv"),
-    Candidate("tova"),
-)
 #: Values bear fewer bits than keys, whose errors change what is found. The last pair is for models where most tokens
 #: have to stay, such as Gemma-3-270M.
 _BITS: tuple[Bits, ...] = (4, (4, 2), (3, 2))
@@ -59,5 +46,4 @@ class Effort:
 
 
 NORMAL = Effort(5, 4, _NORMAL, 3.0, 3)
-THOROUGH = Effort(5, 4, (*_NORMAL, *_ELSEWHERE), float("inf"), 4, (8, *_BITS, 2))
 QUICK = Effort(3, 2, (*_NORMAL[:3], _NORMAL[4]), 2.0, 2)

@@ -25,7 +25,7 @@ from ..options.cache_options import AUTO, BLOCK_SIZE, SMALL_BLOCK_SIZE
 from ..queries.attention import PAGED_EVICTION
 from ..version import __version__
 from .difference import NoDifferenceError
-from .effort import NORMAL, QUICK, THOROUGH, Effort
+from .effort import NORMAL, QUICK, Effort
 from .fitting import fit
 from .passages import Passage, documentation, one_row, passages
 from .profile import Profile
@@ -47,7 +47,6 @@ def prepare(
     text: str | None = None,
     use: Use = "both",
     profile: str | Path | None = None,
-    thorough: bool = False,
     quick: bool = False,
     progress: bool = True,
 ) -> Profile:
@@ -87,8 +86,6 @@ def prepare(
     """
     model = without_parallel(model)
     _check_arguments(model, tokenizer, use)
-    if thorough and quick:
-        raise ValueError("thorough=True and quick=True exclude each other: leave one of them out.")
     config = model.config
     _check_model(config)
     model.set_attn_implementation(PAGED_EVICTION)
@@ -101,7 +98,7 @@ def prepare(
             path = find_calibration(config) or profile_path(digest)
             if not _serves(path, use):
                 path = profile_path(digest)
-                effort = THOROUGH if thorough else QUICK if quick else NORMAL
+                effort = QUICK if quick else NORMAL
                 measurement = _Measurement(model, tokenizer, text, path, use, effort, bar)
                 with nullcontext() if is_split(model) else _turn_of(path):
                     if is_split(model) or not _serves(path, use):  # another process may have measured meanwhile

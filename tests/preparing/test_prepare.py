@@ -27,7 +27,7 @@ from hf_paged_eviction.naming.by_object import ByObject
 from hf_paged_eviction.preparing import difference, progress, readings, search
 from hf_paged_eviction.preparing import prepare as preparing
 from hf_paged_eviction.preparing.candidates import Candidate
-from hf_paged_eviction.preparing.effort import NORMAL, QUICK, THOROUGH, Effort
+from hf_paged_eviction.preparing.effort import NORMAL, QUICK, Effort
 from hf_paged_eviction.preparing.measuring import ANSWER, Trials
 from hf_paged_eviction.preparing.passages import passages
 from hf_paged_eviction.preparing.recording import Recording
@@ -152,7 +152,6 @@ def test_what_cannot_be_prepared_says_why(pair: tuple[Any, Any]) -> None:
         (("some/model", tokenizer), {}, TypeError, "not the name 'some/model'.*from_pretrained"),
         ((model, "some/model"), {}, TypeError, "tokenizer must be.*got str"),
         ((3, tokenizer), {}, TypeError, "got int"),
-        (pair, {"thorough": True, "quick": True}, ValueError, "thorough.*quick"),
     ]
     if models.caches_latents():
         refused.append(((models.shared("deepseek_v3"),), {}, ValueError, r"latents \(MLA\)"))
@@ -171,8 +170,8 @@ def test_weights_without_a_difference_store_nothing(pair: tuple[Any, Any], monke
 
 
 def test_a_profile_may_name_every_cache_that_is_tried() -> None:
-    assert {*QUICK.candidates} < {*NORMAL.candidates} < {*THOROUGH.candidates}
-    for candidate in THOROUGH.candidates:
+    assert {*QUICK.candidates} < {*NORMAL.candidates}
+    for candidate in NORMAL.candidates:
         rows = [replace(one.row("tokens", 0.25), divergences={"text": [0.5]}) for one in (candidate, Candidate(RANDOM))]
         measured = Measured(tuple(rows), "float32")
         assert Measured.of(measured.text) == measured
