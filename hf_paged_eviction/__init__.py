@@ -34,7 +34,6 @@ _MODULES = {
     "make_allocator": "allocators",
     "make_disposal": "disposals",
     "make_policy": "policies",
-    "paged_encoder_decoder_cache": "recipes.encoder_decoder",
     "plan": "planning",
     "prepare": "preparing.prepare",
     "register_policy": "policies",

@@ -19,7 +19,6 @@ from .policies import (
 )
 from .preparing.prepare import prepare
 from .preparing.profile import Profile
-from .recipes.encoder_decoder import paged_encoder_decoder_cache
 from .recipes.probe import compress_by_probe
 from .recipes.questions import ask
 from .recipes.verify import Verification, verify
@@ -45,7 +44,6 @@ __all__ = [
     "make_allocator",
     "make_disposal",
     "make_policy",
-    "paged_encoder_decoder_cache",
     "plan",
     "prepare",
     "register_policy",

@@ -126,22 +126,13 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
         )
         self._make(config, options, attention_mask)
 
-    @classmethod
-    def of_decoder(cls, config: Any, **options: Any) -> "PagedEvictionCache":
-        """Make the decoder's half of the cache of an encoder-decoder model, see `paged_encoder_decoder_cache`."""
-        mask = options.pop("attention_mask", None)
-        cache = cls.__new__(cls)
-        cache._make(config, CacheOptions(**options), mask, alone=False)
-        return cache
-
-    def _make(self, config: Any, user_options: CacheOptions, mask: Tensor | None, alone: bool = True) -> None:
-        """`alone`: False for the decoder's half of an encoder-decoder cache."""
+    def _make(self, config: Any, user_options: CacheOptions, mask: Tensor | None) -> None:
         check_config(config)
         self._attention = ModelAttention(config.get_text_config(decoder=True))
         self._weights = registered_digest(config)
 
         def check(default: Default) -> CheckedOptions:
-            options = CheckedOptions.check(config, user_options, default, not alone)
+            options = CheckedOptions.check(config, user_options, default)
             if isinstance(options.allocator, Given):
                 options.allocator.budgets(options.sizes, sum(map(is_paged, layer_plan(config))))
             options.check_attention(self._attention)
@@ -158,9 +149,7 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
             check_static(config, plan, self._attention.name, options.policy)
         known_bad = None if options.precision is None else options.precision.known_bad
         warn_of_surprises(config, plan, known_bad, stacklevel=5)
-        self._alone = alone
-        # The decoder's own prompt is a start token, so it has no pads.
-        self._padding = Padding(mask, expected=alone)
+        self._padding = Padding(mask)
         builder = LayerBuilder(options)
         self._limits = builder.limits
         Cache.__init__(self, layers=builder.fill(plan, self._padding, config))
@@ -606,17 +595,11 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
                 (`register_weights`), if any.
 
         Raises:
-            ValueError: the cache was made for another model, is empty, has pending tokens, or is half of an
-                encoder-decoder cache; or a layer that is not paged holds a tensor that cannot be named; or `input_ids`
-                is not what was read.
+            ValueError: the cache was made for another model, is empty, or has pending tokens; or a layer that is not
+                paged holds a tensor that cannot be named; or `input_ids` is not what was read.
             TypeError: `input_ids` is not an int64 tensor.
             OSError: the file cannot be written.
         """
-        if not self._alone:
-            raise ValueError(
-                "This is the decoder's half of an encoder-decoder cache, which is of no use in a file without the "
-                "encoder's half."
-            )
         recording = any(getattr(layer, "record_past", False) for layer in self.layers)
         settings = {**self._options.settings(self.budget), "record_past": recording}
         if len(self._options.sizes.spans) > 1:  # for the present rows

@@ -70,7 +70,7 @@ def named(config: Any, name: str) -> Any:
         return [getattr(layer, name, None) for layer in config.per_layer_config]
 
 
-def check_model(config: Any, inside_encoder_decoder: bool = False, heads: str = "shared") -> None:
+def check_model(config: Any, heads: str = "shared") -> None:
     """Refuse models whose results would be wrong without an error.
 
     Args:
@@ -79,17 +79,12 @@ def check_model(config: Any, inside_encoder_decoder: bool = False, heads: str = 
     Raises:
         ValueError: with the reason and the way out.
     """
-    if config.is_encoder_decoder and not inside_encoder_decoder:
-        _check_positions(config)
-        raise ValueError(
-            f"{config.model_type} is an encoder-decoder model: build its cache with "
-            "`paged_encoder_decoder_cache(model.config, budget=...)`."
-        )
-    text = config.get_text_config(decoder=True)
     _check_positions(config)
+    if config.is_encoder_decoder:
+        raise ValueError(f"{config.model_type} is an encoder-decoder model: use transformers' EncoderDecoderCache.")
+    text = config.get_text_config(decoder=True)
     _check_positions(text)
-    if not inside_encoder_decoder:
-        _check_generates(text)
+    _check_generates(text)
     if heads == "separate" and mixes_heads(config):
         raise ValueError(
             f"{text.model_type} {_MIXING_HEADS[text.model_type]}, so heads that evict on their own would give wrong "

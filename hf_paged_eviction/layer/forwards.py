@@ -75,7 +75,7 @@ class Forwards:
         plan: Plan,
     ) -> None:
         self._model_type: str = config.model_type
-        self._config = None if config.is_encoder_decoder else config.get_text_config(decoder=True)
+        self._config = config.get_text_config(decoder=True)
         self._layers = layers
         self._padding, self._attention, self._window = padding, attention, window
         # A budget that is a share of the first forward, `_first` tokens, until the warning about later ones was given.
@@ -389,7 +389,7 @@ class Forwards:
                 "mask fits. Pass the 2-D mask [rows, seen + new] (what it hides of the past is gone then), or use a "
                 "budget that holds the whole text where a mask needs four dimensions, as a tree of candidates does."
             )
-        if count > 1 and rows > 1 and self._padding.expected and self._padding.given is None:
+        if count > 1 and rows > 1 and self._padding.given is None:
             raise ValueError(
                 f"A batch of {rows} rows came with a 4-D attention mask, which does not say which tokens are pads. "
                 "Pass the 2-D mask [rows, length] to the model, or attention_mask= to PagedEvictionCache (all ones "
@@ -411,7 +411,7 @@ class Forwards:
                 "slots of a static cache that are not in use. Use static=False."
             )
         seen, most, padding = layer.get_seq_length(), layer.budget.tokens, self._padding
-        unknown = rows > 1 and padding.expected and padding.given is None
+        unknown = rows > 1 and padding.given is None
         evicting = most is None or seen + count > most
         if (count > 1 and seen > layer.held) or (evicting and (unknown or padding.irregular or padding.any_pads)):
             raise RuntimeError(

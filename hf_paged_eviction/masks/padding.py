@@ -57,7 +57,6 @@ class Padding:
     Args:
         attention_mask: `[rows, length]`, nonzero = real token. It takes precedence over the model's mask for the
             columns that it covers. The batch may be a multiple of `rows` (beams, several returned sequences).
-        expected: whether to warn if a batch of several rows has no mask.
 
     Raises:
         TypeError, ValueError: the mask is not a tensor, or not 2-D.
@@ -71,8 +70,7 @@ class Padding:
     agrees: bool
     _columns: Tensor | None  # [rows, columns] uint8, the states above; later columns are visible
 
-    def __init__(self, attention_mask: Tensor | None = None, expected: bool = True) -> None:
-        self.expected = expected
+    def __init__(self, attention_mask: Tensor | None = None) -> None:
         self._warned = False
         self._fewer = False  # whether rows or columns have gone since `all_real_from` was worked out
         self.reset()
@@ -301,7 +299,7 @@ class Padding:
 
     def warn_if_unknown(self) -> None:
         """Warn once if the batch has several rows and no mask."""
-        if not self.expected or self.observed or self.given is not None or self._warned:
+        if self.observed or self.given is not None or self._warned:
             return
         self._warned = True
         warnings.warn(

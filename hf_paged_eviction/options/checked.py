@@ -162,9 +162,7 @@ class CheckedOptions:
     why_not_ours: str | None
 
     @classmethod
-    def check(
-        cls, config: Any, user_options: CacheOptions, default: Default, inside_encoder_decoder: bool = False
-    ) -> "CheckedOptions":
+    def check(cls, config: Any, user_options: CacheOptions, default: Default) -> "CheckedOptions":
         """Check the user's options.
 
         Args:
@@ -193,7 +191,7 @@ class CheckedOptions:
         heads = chosen_heads(user_options.heads, policy, shares, config)
         if user_options.positions not in ("text", "cache"):
             raise ValueError(f'positions must be "text" or "cache", got {user_options.positions!r}.')
-        check_model(config, inside_encoder_decoder, heads)
+        check_model(config, heads)
         if user_options.positions == "cache" and (latent or precision is not None):
             what = "bits=, which rounds keys" if precision is not None else "latents (MLA)"
             raise ValueError(

@@ -142,8 +142,6 @@ def _of_this_model(profile: str, config: Any) -> Calibration:
 def _first_without(config: Any) -> int:
     """The first of `WITHOUT_PROFILE` that suits a model."""
     paged, text = paged_layers(config), config.get_text_config(decoder=True)
-    if config.is_encoder_decoder:  # some layers also attend to the encoder
-        return 2
     try:
         layer_rotaries(config, paged)
     except UnknownRotaryError:  # the policy needs the rotation to predict queries

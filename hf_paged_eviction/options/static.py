@@ -29,8 +29,6 @@ def check_static(config: Any, plan: Sequence[Any], attention: str | None, policy
     """
     if not hasattr(Cache, "get_query_offset"):
         raise ValueError("static=True needs transformers 5.14 or later. Upgrade, or use static=False.")
-    if config.is_encoder_decoder:
-        raise ValueError(f"static=True: {config.model_type} is an encoder-decoder model. Use static=False.")
     if policy.needs.queries and is_latent_attention(config):
         raise ValueError(
             f"static=True: {policy.label!r} compares queries with keys, and this model caches latents (MLA). Use "

@@ -12,7 +12,7 @@ from transformers import AutoConfig, BartConfig, T5Config
 import models
 import modes
 from closeness import assert_close
-from hf_paged_eviction import CacheOptions, PagedEvictionCache, make_policy, paged_encoder_decoder_cache
+from hf_paged_eviction import CacheOptions, PagedEvictionCache, make_policy
 from hf_paged_eviction.allocators import make_allocator
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.options.checked import chosen_heads
@@ -103,13 +103,12 @@ def test_blanks_around_a_name_do_not_matter() -> None:
     assert make_policy(" graphkv( key_norm ) ").label == "graphkv(key_norm)"
 
 
-@pytest.mark.parametrize("build", [PagedEvictionCache, paged_encoder_decoder_cache], ids=lambda build: build.__name__)
-def test_a_configuration_is_what_is_asked_for(build: Any) -> None:
+def test_a_configuration_is_what_is_asked_for() -> None:
     for wrong, words in ((None, "got None"), ({"num_hidden_layers": 2}, "got a dict"), ("llama", "got a str")):
         with pytest.raises(TypeError, match=rf"model\.config; {words}"):
-            build(wrong, budget=64)
+            PagedEvictionCache(wrong, budget=64)
     with pytest.raises(TypeError, match=r"\(LlamaForCausalLM\).*model\.config"):
-        build(models.shared("llama"), budget=64)
+        PagedEvictionCache(models.shared("llama"), budget=64)
 
 
 def test_the_model_has_more_layers_than_the_cache() -> None:
@@ -225,9 +224,6 @@ def test_scores_that_depend_on_the_slot(model_type: str, settings: dict[str, Any
     with pytest.raises(ValueError, match=reason) as caught:
         PagedEvictionCache(config, budget=64)
     assert "DynamicCache" in str(caught.value)
-    if config.is_encoder_decoder:
-        with pytest.raises(ValueError, match=reason):
-            paged_encoder_decoder_cache(config, budget=64)
 
 
 def test_falcon_without_alibi_is_welcome() -> None:
@@ -251,14 +247,10 @@ def test_a_model_that_transformers_does_not_show_is_welcome() -> None:
         PagedEvictionCache(AutoConfig.for_model("voxtral_realtime"), budget=64)
 
 
-def test_encoder_decoders_have_a_helper() -> None:
-    with pytest.raises(ValueError, match="paged_encoder_decoder_cache"):
+def test_encoder_decoders_are_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match="transformers' EncoderDecoderCache") as caught:
         PagedEvictionCache(BartConfig(), budget=64)
-    with pytest.raises(ValueError, match="PagedEvictionCache"):
-        paged_encoder_decoder_cache(models.family_config("llama"), budget=64)
-    with pytest.raises(ValueError, match="budget=65"):
-        paged_encoder_decoder_cache(BartConfig(), budget=65)
-    assert T5Config().is_encoder_decoder
+    assert "\n" not in str(caught.value) and T5Config().is_encoder_decoder
 
 
 @pytest.mark.parametrize("policy", ["paged_eviction", "key_norm", "value_norm"])

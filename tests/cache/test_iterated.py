@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, EncoderDecoderCache
+from transformers import DynamicCache
 
 import models
 import modes
@@ -79,16 +79,6 @@ def test_what_is_left_is_in_the_order_of_the_text(settings: dict[str, Any], leng
             at = places[places >= 0] + 24 - length
             torch.testing.assert_close(first[0][row, head, -len(at) :], whole.keys[row, head, at])
             torch.testing.assert_close(first[1][row, head, -len(at) :], whole.values[row, head, at])
-
-
-def test_halves_of_an_encoder_decoder_cache() -> None:
-    model = models.shared("llama")
-    halves = [models.paged(model.config, budget=64, block_size=4) for _ in range(2)]
-    assert list(EncoderDecoderCache(*halves)) == [(None,) * 6] * 2
-    for half in halves:
-        fed(model, half, [24])
-    copied = EncoderDecoderCache(list(EncoderDecoderCache(*halves)))
-    assert copied.self_attention_cache.get_seq_length() == copied.cross_attention_cache.get_seq_length() == 23
 
 
 def test_rows_of_different_length_are_refused() -> None:
