@@ -173,7 +173,6 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
             self._evicting,
             self._counter,
             counting,
-            max((at for at, layer in enumerate(self.layers) if layer is counting), default=0),
             self._states,
             self._padding,
             self._attention,
@@ -272,8 +271,8 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
             budget, dim]` for a single token once the storage is full (for a static cache: always).
 
         Raises:
-            RuntimeError: the model (in this transformers release) would mask the wrong slots, a policy that needs
-                queries was not shown those of the last forward, or another thread uses the cache.
+            RuntimeError: the model (in this transformers release) would mask the wrong slots, or a policy that needs
+                queries was not shown those of the last forward.
             ValueError: the policy needs queries and the model's attention implementation does not show them; the number
                 of rows changed; keys or values differ in shape or dtype from those held; the model has more layers than
                 the cache was made for; or a forward after an eviction, or one of several rows and tokens, has a 4-D
@@ -288,24 +287,18 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
         if compiling:
             self._leave_graphs(key_states.shape[2])
             compiling = torch.compiler.is_compiling()  # still: a step of a static cache
-        if not compiling:
-            self._forwards.takes(layer_idx)
-        try:
-            if layer_idx == self._first_paged and not compiling:
-                self._forwards.begin(key_states.shape[0], key_states.shape[2])
-            updated: tuple[Tensor, Tensor]
-            if self.offloading:
-                updated = super().update(key_states, value_states, layer_idx, *args, **kwargs)
-            else:
-                updated = self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
-            if self._attention.shows_queries:
-                layer = self._parts[layer_idx]
-                if layer is not None:
-                    hand_over(layer, *updated, key_states.shape[2])
-            return updated
-        finally:
-            if not compiling:
-                self._forwards.inside = False
+        if layer_idx == self._first_paged and not compiling:
+            self._forwards.begin(key_states.shape[0], key_states.shape[2])
+        updated: tuple[Tensor, Tensor]
+        if self.offloading:
+            updated = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        else:
+            updated = self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
+        if self._attention.shows_queries:
+            layer = self._parts[layer_idx]
+            if layer is not None:
+                hand_over(layer, *updated, key_states.shape[2])
+        return updated
 
     def _leave_graphs(self, new: int | Tensor = 1) -> None:
         """Of a compiled call: leave it, unless this is a step of a static cache. Then `is_compiling` is False from here

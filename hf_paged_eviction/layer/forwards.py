@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -26,32 +25,22 @@ from .paged import PagedLayer
 from .plan import Plan
 from .states import LinearStates
 
-_CLASH = (
-    "Another thread uses this cache at the same time, or a forward of it failed in the middle. Their tokens may be "
-    "mixed up, so the cache serves neither any more: give each thread a cache of its own (copy.deepcopy(cache) where "
-    "they begin with the same text), and call cache.reset() before this one is used again."
-)
-
 
 class Forwards:
     """Answers transformers' questions about mask sizes, learns the pads from masks, and refuses forwards that would go
     wrong. The number of columns seen before a forward identifies it.
 
-    If forwards of several threads overlap, all of them get an error, and the cache cannot be used until it is reset.
-    Forwards that follow each other may come from different threads. One forward may also go through the layers in
-    several threads, one after the other.
+    A cache is used by one thread at a time; one forward may go through the layers in several, one after the other.
 
     Attributes:
         handed: whether `generate` was handed the cache.
         begun_at: number of columns seen when transformers last began to build a mask; the cache sets it.
-        inside: whether a layer takes in tokens now; the cache sets it to False.
 
     Args:
         config: `model.config`.
         layers: the layers that evict.
         counter: the layer whose tokens count as seen.
         counting: the last layer that counts its tokens; None if none does.
-        last: index of the last layer that takes in tokens; it ends a forward.
         states: linear states, whose layers count no tokens.
         padding: the pads of the batch.
         attention: attention implementation of the model.
@@ -66,7 +55,6 @@ class Forwards:
         layers: Sequence[PagedLayer],
         counter: CacheLayerMixin,
         counting: CacheLayerMixin | None,
-        last: int,
         states: LinearStates,
         padding: Padding,
         attention: ModelAttention,
@@ -80,7 +68,7 @@ class Forwards:
         self._padding, self._attention, self._window = padding, attention, window
         # A budget that is a share of the first forward, `_first` tokens, until the warning about later ones was given.
         self._share = next((layer.budget.label for layer in layers if layer.budget.of_first_forward), None)
-        self._counter, self._counting, self._end, self._states = counter, counting, last, states
+        self._counter, self._counting, self._states = counter, counting, states
         self._options, self._plan = options, plan
         self._uniform, self._needs_our_attention = options.uniform, options.needs_our_attention
         self._mask_was_made = False
@@ -93,29 +81,6 @@ class Forwards:
         """Forget all forwards: the cache is empty again."""
         self._announced = 0  # number of tokens for which the first mask was made
         self.begun_at = self._asked_at = -1
-        self._clashed = self.inside = False
-        self._thread, self._layer = 0, self._end  # of the latest update
-        self._asked: dict[int, int] = {}  # by thread, the columns seen when it asked for a mask
-
-    def takes(self, layer_idx: int) -> None:
-        """A layer is about to take in tokens. `inside` is True from now on.
-
-        Raises:
-            RuntimeError: threads have clashed.
-        """
-        thread, before, layer = get_ident(), self._thread, self._layer
-        self._thread, self._layer = thread, layer_idx
-        begins = layer == self._end
-        seen_at_mask = self._asked.pop(thread, None) if begins else None
-        if self._clashed or thread != before:
-            overlaps = seen_at_mask not in (None, self._counter.get_seq_length()) if begins else layer_idx != layer + 1
-            if self._clashed or self.inside or overlaps:
-                self._clash()
-        self.inside = True
-
-    def _clash(self) -> None:
-        self._clashed = True
-        raise RuntimeError(_CLASH)
 
     def begin(self, rows: int, count: int) -> None:
         """The first layer that evicts is about to take in `count` tokens of each row. What holds for all layers is
@@ -160,15 +125,8 @@ class Forwards:
         evict.
 
         The offset holds a callback that gets the 2-D mask, see `masks.channel`.
-
-        Raises:
-            RuntimeError: threads have clashed.
         """
         self.begun_at = self._asked_at = seen
-        thread = get_ident()
-        if self._clashed or (self._layer != self._end and thread != self._thread):
-            self._clash()
-        self._asked[thread] = seen
         if layer is None:
             return None
         length, offset = layer.get_mask_sizes(query_length)

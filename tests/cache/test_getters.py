@@ -57,10 +57,10 @@ def test_a_getter_changes_nothing(cache: PagedEvictionCache) -> None:
 
 
 def test_of_masks_only_a_note_is_taken(cache: PagedEvictionCache) -> None:
-    """For which columns a mask is made, and by which thread."""
+    """For which columns a mask is made."""
     state = vars(cache._forwards)
     for ask in (lambda: cache.is_sliding, lambda: cache.get_mask_sizes(1), lambda: cache.get_mask_sizes(3)):
-        notes, before = {name: copy.copy(state[name]) for name in ("begun_at", "_asked_at", "_asked")}, digest(cache)
+        notes, before = {name: copy.copy(state[name]) for name in ("begun_at", "_asked_at")}, digest(cache)
         ask()
         assert any(state[name] != note for name, note in notes.items())
         state.update(notes)

@@ -1,8 +1,7 @@
-"""Two threads that use one cache by mistake: both are told."""
+"""One thread after another may use a cache, and several its copies."""
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event, Thread, current_thread
 from typing import Any
 
 import pytest
@@ -31,63 +30,6 @@ def make(model: Any, settings: dict[str, Any]) -> Any:
 def forward(model: Any, cache: Any, start: int, stop: int) -> torch.Tensor:
     with torch.no_grad():
         return model(TEXT[:, start:stop], **{CACHE_ARGUMENT: cache}).logits
-
-
-class Pair:
-    """Two threads that feed one cache a token at a time. The first stops before a layer of its first forward, until
-    the second has done its own."""
-
-    def __init__(self, model: Any, cache: Any, layer: int) -> None:
-        self.model, self.cache, self.layer = model, cache, model.model.layers[layer]
-        self.errors: dict[str, str] = {}
-        self._stopped, self._passed, self._gave_up = Event(), Event(), Event()
-
-    def run(self, start: int) -> dict[str, str]:
-        """What each was told, from the token `start` on."""
-        hook = self.layer.register_forward_pre_hook(self._stop)
-        both = [Thread(target=self._feed, args=(start, name)) for name in ("first", "second")]
-        for thread in both:
-            thread.start()
-        for thread in both:
-            thread.join()
-        hook.remove()
-        return self.errors
-
-    def _stop(self, *_: object) -> None:
-        if current_thread().name == "first" and not self._stopped.is_set():
-            self._stopped.set()
-            self._passed.wait(20)
-
-    def _feed(self, start: int, name: str) -> None:
-        current_thread().name = name
-        if name == "second":
-            self._stopped.wait(20)
-        try:
-            for at in range(start, start + 10):
-                forward(self.model, self.cache, at, at + 1)
-                if name == "second":
-                    self._passed.set()
-                    self._gave_up.wait(20)
-        except RuntimeError as error:
-            self.errors[name] = str(error)
-        (self._passed if name == "second" else self._gave_up).set()
-
-
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize("first", [0, 30])
-@pytest.mark.parametrize("layer", [0, 1])
-def test_both_are_told(settings: dict[str, Any], first: int, layer: int) -> None:
-    model = models.shared("llama", "paged_eviction")
-    cache = make(model, settings)
-    if first:
-        forward(model, cache, 0, first)
-    messages = Pair(model, cache, layer).run(first)
-    assert messages.keys() == {"first", "second"}
-    assert all(text.startswith("Another thread uses this cache at the same time") for text in messages.values())
-    with pytest.raises(RuntimeError, match=r"thread.*cache"):
-        forward(model, cache, 50, 51)
-    cache.reset()
-    assert torch.equal(forward(model, cache, 0, 20), forward(model, make(model, settings), 0, 20))
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
