@@ -34,13 +34,7 @@ def admit(state: LayerState, keys: Tensor, values: Tensor) -> None:
     """
     if state.exposed.states:
         state.exposed.check()
-    # After a disposal has taken tokens, and with a budget in bytes, those that are held keep their dtype.
-    dtype = state.arrivals.check(keys, values, state.may_widen and state.memory is None).dtype
-    if dtype != state.store.dtype and state.table is not None:
-        if state.pending is not None:
-            state.pending = state.pending.wider(dtype)
-        state.store.widen(dtype)
-    state.store.dtype = dtype
+    state.store.dtype = state.arrivals.check(keys, values).dtype
 
 
 def receive(state: LayerState, plan: Plan, keys: Tensor, values: Tensor, kv_unchanged: bool) -> States:

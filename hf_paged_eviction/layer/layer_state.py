@@ -48,7 +48,6 @@ class LayerState:
         may_fill: whether single tokens need no work beside writing, until a block is full.
         early: whether each token is scored once, before it is rounded: tokens of a prompt when they come, single tokens
             just before their block is encoded.
-        may_widen: whether held tokens can be converted to a wider dtype.
         ring: stores the queries of compiled steps; None if there are none.
         memory: turns a budget in bytes into tokens; None if the budget is not in bytes.
         arrivals: checks the kind of new keys and values.
@@ -86,8 +85,7 @@ class LayerState:
         self.exposed = ExposedStates(scorer.layer_idx)
         self.arrivals = Arrivals(scorer.layer_idx)
         self.memory, self.recording = memory, False
-        self.may_widen = not (action.plans or action.takes or action.reads or static)
-        self.may_fill = self.may_widen
+        self.may_fill = not (action.plans or action.takes or action.reads or static)
         self.early = store.rounds and needs.token_local and not action.picks_blocks
         self.ring = QueryRing() if static and needs.queries else None
         self.next_slots: NextSlots | None = None

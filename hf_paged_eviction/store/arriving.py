@@ -1,11 +1,9 @@
 """Checks that new keys and values have the shape and dtype of the held ones."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from ..tensors.autocast import autocast_on
 
 
 @dataclass(frozen=True)
@@ -51,14 +49,8 @@ class StateKind:
         dtype = torch.promote_types(keys.dtype, values.dtype)
         return cls(keys.shape[1], keys.shape[3], values.shape[3], dtype, keys.device)
 
-    def with_next(self, layer_idx: int, new: "StateKind", may_widen: bool) -> "StateKind":
-        """The kind after other tokens have come; refuses tokens that would be cut, broadcast or rounded.
-
-        A forward under autocast may have a narrower dtype than one without. Then all states get the wider dtype, as in
-        `DynamicCache`.
-
-        Args:
-            may_widen: the held tokens came under autocast, and can be converted to a wider dtype.
+    def check_next(self, layer_idx: int, new: "StateKind") -> None:
+        """Refuse tokens that would be cut, broadcast or converted.
 
         Raises:
             ValueError: a property differs.
@@ -74,13 +66,11 @@ class StateKind:
                 f"Layer {layer_idx} holds tokens that came on {self.device}, and got some on {new.device}. Where the "
                 "model has moved, make a new cache or call cache.reset() first."
             )
-        dtype = torch.promote_types(self.dtype, new.dtype)
-        if self.dtype != new.dtype and not (autocast_on(new.device) if dtype == self.dtype else may_widen):
+        if self.dtype != new.dtype:
             raise ValueError(
                 f"Layer {layer_idx} holds its tokens in {self.dtype} and got some in {new.dtype}. Read the whole text "
                 "in one type, all of it under torch.autocast or none of it, or call cache.reset() first."
             )
-        return self if dtype == self.dtype else replace(self, dtype=dtype)
 
 
 class Arrivals:
@@ -95,13 +85,11 @@ class Arrivals:
 
     def __init__(self, layer_idx: int) -> None:
         self.kind: StateKind | None = None
-        self._by_autocast: StateKind | None = None  # `kind`, where the first tokens came under autocast
         self._layer_idx = layer_idx
         self._last: tuple[object, ...] = ()  # properties of the latest states that are quick to read
 
-    def check(self, keys: Tensor, values: Tensor, may_widen: bool = False) -> StateKind:
-        """Check the next keys and values, `[rows, kv_heads, tokens, width]`. Returns the kind of all tokens afterwards;
-        its dtype may be wider if the layer can convert held tokens (`may_widen`).
+    def check(self, keys: Tensor, values: Tensor) -> StateKind:
+        """Check the next keys and values, `[rows, kv_heads, tokens, width]`. Returns the kind of all tokens.
 
         Raises:
             TypeError, ValueError: see `StateKind`.
@@ -111,8 +99,6 @@ class Arrivals:
             kind = StateKind.of(self._layer_idx, keys, values)
             if self.kind is None:
                 self.kind = kind
-                self._by_autocast = kind if autocast_on(keys.device) else None
-            may_widen = may_widen and self.kind is self._by_autocast
-            self.kind = self.kind.with_next(self._layer_idx, kind, may_widen)
+            self.kind.check_next(self._layer_idx, kind)
             self._last = like
         return self.kind

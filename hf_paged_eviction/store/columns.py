@@ -259,16 +259,6 @@ class Columns:
             columns, beside = map_tensors(static, (columns, beside))
         self.use(columns, layout, beside)
 
-    def convert(self, kinds: States, beside: Any) -> None:
-        """Convert to the dtypes of tensors like these, which are wider."""
-        columns, beside = map_tensors(self._converted, (self.tensors, self.beside), (kinds, beside))
-        self.use(columns, copy(self.layout), beside)
-
-    def _converted(self, states: Tensor, kind: Tensor) -> Tensor:
-        if states.dtype == kind.dtype:
-            return states
-        return self.make(states.shape, kind.dtype, states.device).copy_(states)
-
     def zero(self) -> None:
         """Fill everything with zeros."""
         for part in tensors_of((self.tensors, self.beside)):

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ..tensors.parts import map_tensors
@@ -34,10 +33,6 @@ class Pending:
         """The first `count` tokens."""
         real = None if self.real is None else self.real[:, :count]
         return Pending(self.keys[:, :, :count], self.values[:, :, :count], real)
-
-    def wider(self, dtype: torch.dtype) -> "Pending":
-        """The same tokens in another dtype."""
-        return Pending(self.keys.to(dtype), self.values.to(dtype), self.real)
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> "Pending":
         """The same tokens with the rows indexed."""

@@ -409,11 +409,6 @@ class Store:
         if self.device is not None:
             self.columns.move_to(self.device)
 
-    def widen(self, dtype: torch.dtype) -> None:
-        """Convert all keys and values to a wider dtype."""
-        keys, values = (states.to(dtype) for states in self.read(0))
-        self.columns.convert(*self.coder.kinds(keys, values))
-
     # ---- saving ---------------------------------------------------------------------------------------------------
 
     def state_dict(self, held: int) -> StateDict:
