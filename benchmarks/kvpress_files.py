@@ -2,8 +2,8 @@
 
     python benchmarks/kvpress_files.py --model FOLDER --output results/kvpress
 
-writes `test.parquet`, one of twelve passkeys in the contexts of `memory_rows.py`, in the form of kvpress' data sets, and
-`curve.npy`, the budgets of the model's profile as kvpress' `LUKVPress` reads them. `kvpress_harness.py` runs them.
+writes `test.parquet`, one of twelve passkeys in the contexts of `memory_rows.py` in the form of kvpress' data sets,
+and `curve.npy`, the budgets of the model's profile as kvpress' `LUKVPress` reads them. `kvpress_harness.py` runs them.
 """
 
 from __future__ import annotations

@@ -73,8 +73,6 @@ def prepare(
             Python.
         use: what the cache is for: "text" (text that goes on), "questions" (facts) or "both".
         profile: use this profile, a file.
-        thorough: if the profile has to be measured, also try caches and bits that were never the best on the models
-            that we measured.
         quick: if the profile has to be measured, try fewer caches on less text.
         progress: show a progress bar with the remaining time. If more than ten minutes are left, a line names cheaper
             settings.
