@@ -21,7 +21,7 @@ QUICK = tests/test_small_parts.py tests/table/test_bookkeeping.py tests/layer/te
 REACHED = --testmon --testmon-forceselect
 # Rooms of tests that need nothing of the harness.
 LIBRARY = tests/test_small_parts.py \
-	$(addprefix tests/,allocators cache contract disposals integration layer learned policies precision store table)
+	$(addprefix tests/,allocators attention cache contract disposals integration layer learned policies precision store table)
 
 # Releases of transformers, as this file of the library names them.
 named = $(shell sed -n 's/^$(1) = //p' hf_paged_eviction/integration/versions.py | tr -d '(",)')

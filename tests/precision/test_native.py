@@ -72,6 +72,25 @@ def test_tensors_that_are_not_contiguous(seed: int, dtype: torch.dtype, monkeypa
 
 
 @compiled
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 6, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_prepared_call_reads_what_is_there_now(seed: int, dtype: torch.dtype) -> None:
+    """Queries, codes, tokens that are not rounded, means and sizes have changed; another scale is prepared anew."""
+    case = Case(seed, "cpu", dtype=dtype)
+    case.columns["key_levels"].nan_to_num_(), case.columns["value_levels"].nan_to_num_()
+    reader = fused.CodesReader(case.held())
+    for scaling in (0.125, 0.125, 0.25, 0.125):
+        query, logits = torch.randn(case.rows, case.heads * case.group, 1, case.key_dim).to(dtype), Logits(scaling)
+        output = reader(query, None, logits)
+        assert reader._prepared is not None
+        assert torch.equal(output, fused.read(reader._held, query, None, logits))
+        for name in ("key_codes", "value_codes"):
+            case.columns[name].copy_(case.columns[name].flip(-1))
+        exact = reader._held.exact
+        exact.keys.mul_(0.5), exact.values.mul_(-1), exact.means.mul_(0.5), exact.sizes.mul_(1.5)
+
+
+@compiled
 def test_tensors_that_cannot_be_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     case, launch = Case(0, "cpu", ragged=True), native.launch
     query = torch.zeros(case.rows, case.heads * case.group, 1, case.key_dim)
