@@ -95,9 +95,17 @@ class _Check:
             some = {name: part[:, :, 12:28] for name, part in tokens.items()}
             self.scores("Needs(token_local=True), without other tokens", some, scores[..., 12:28])
         changes: dict[str, Any] = {"rotary": _ROTARY, "budget": 12, "weights": torch.tensor(torch.nan), "layer_idx": 0}
-        declared = needs.rotary, needs.reads_budget, needs.reads_weights, needs.by_layer
+        declared = [needs.rotary, needs.reads_budget, needs.reads_weights, needs.by_layer]
+        changes |= {f"{name} without channels": tokens[name][..., :0] for name in ("keys", "values")}
+        declared += [name in needs.reads for name in ("keys", "values")]
         for name in [name for name, needed in zip(changes, declared, strict=True) if not needed]:
-            self.scores(f"At another {name}, which Needs does not name", tokens, scores, **{name: changes[name]})
+            what = name.partition(" ")[0]
+            self.scores(
+                f"{'With' if ' ' in name else 'At another'} {name}, which Needs does not name",
+                tokens,
+                scores,
+                **{what: changes[name]},
+            )
 
     def untouched(self, tokens: Tokens) -> None:
         """Nothing is changed in place, and nothing kept."""
@@ -173,7 +181,8 @@ class _Check:
 
     def _context(self, tokens: Tokens, statistics: Statistics, piece: int = _COUNT, **changed: Any) -> ScoreContext:
         changed = {name: value for name, value in changed.items() if name != "weights"}
-        keys, values, positions = (tokens[name].clone() for name in ("keys", "values", "positions"))
+        keys, values = (changed.pop(name, tokens[name]).clone() for name in ("keys", "values"))
+        positions = tokens["positions"].clone()
         seen = positions[:, 0].amax(-1) + 1
         count = QueryCount(seen * bool(piece), seen * 0, seen * 0) if self.needs.queries else None
         settings = {"layer_idx": 1, "budget": 24, "observed": count, "rotary": self.rotary} | changed

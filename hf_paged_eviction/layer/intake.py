@@ -191,7 +191,7 @@ def _observe(state: LayerState, plan: Plan, recorder: QueryRecorder, queries: Qu
     if state.pending is None:
         plan.count_step()
         if not queries.key.shape[2] and state.known.counters.may_fill_block:
-            queries = replace(queries, key=state.store.read_keys(state.held)[0])
+            queries = replace(queries, key=state.store.read(state.held, ("keys",))[0])
         recorder.observe_step(state.known, queries)
         return
     recorder.queries = queries

@@ -314,11 +314,14 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def attended(self, queries: Queries) -> None:
         """Take the queries of the last forward, and the keys that they were compared with."""
-        recorder = self.recorder
+        recorder, state = self.recorder, self.state
         if recorder is None:
             return
-        if not self._asks and self.state.pending is None and not self.plan.static:
-            recorder.expects = False  # nobody observes them
+        single = state.pending is None and state.table is not None and not self.plan.static
+        if single and not (self._asks and state.known.counters.may_fill_block):
+            recorder.expects = False
+            if self._asks:  # they are observed when the block is full
+                recorder.observer.keep(queries, recorder.real)
             return
         with outside_autocast(queries.query.device):
             attended(self.state, self.plan, recorder, queries)

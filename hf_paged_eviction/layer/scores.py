@@ -24,8 +24,7 @@ def in_slots(state: LayerState, slots: Tensor | None) -> Tensor:
             _score_newest(state, store_to_encode.exact.newest_tokens())
         return table.scores if slots is None else table.scores.gather(-1, slots)
     if slots is None:
-        read = store.read if state.needs.reads_values else store.read_keys
-        positions, keys, values = table.positions, *read(table.held)
+        positions, keys, values = table.positions, *store.read(table.held, state.needs.reads)
     else:
         positions, keys, values = table.positions.gather(-1, slots), *store.at(slots)
     observer = None if recorder is None else recorder.observer

@@ -44,8 +44,8 @@ class Needs:
         window: how many of the last queries of a forward of several tokens are observed; None = all. All queries of
             decoded tokens are observed, a block at a time.
         observes_decode: False if the queries of decoded tokens are not observed.
-        reads_values: False if `score` never reads values. Of tokens in few bits they are not decoded then, and
-            `ScoreContext.values` may have no channels.
+        reads: which of "keys" and "values" `score` reads; () for a score of statistics and positions. Of tokens in few
+            bits the others are not decoded, and have no channels in `ScoreContext`.
         reads_weights: False if `observe` never reads `attention.weights`. The queries of a long prompt then come in few
             large pieces.
 
@@ -69,13 +69,17 @@ class Needs:
     window: int | None = None
     observes_decode: bool = True
     reads_weights: bool = True
-    reads_values: bool = True
+    reads: tuple[str, ...] = ("keys", "values")
 
     def __post_init__(self) -> None:
         for kind in ("token_statistics", "row_statistics"):
             names = getattr(self, kind)
             if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
                 raise TypeError(f'{kind} must be a tuple of names, such as ("hits",), got {names!r}.')
+        if not isinstance(self.reads, tuple) or not {*self.reads} <= {"keys", "values"}:
+            raise ValueError(
+                f'reads must be a tuple of "keys" and "values", or of one of them, or (), got {self.reads!r}.'
+            )
         names = self.token_statistics + self.row_statistics
         if len(set(names)) < len(names):
             raise ValueError(f"Statistics need names of their own, got {', '.join(names)}.")

@@ -2,9 +2,12 @@
 
 import ctypes
 
+import torch
 from torch import Tensor
 
 from ..cpu.library import library
+from ..store.exact import RowStatistics
+from .codec import Codec
 
 _POINTERS = "codes levels turn sizes means frequencies signs scalings positions starts lengths output"
 _NUMBERS = "sets heads together dim bits stored held room set_slots statistics pairs pair_step pair_offset still"
@@ -19,43 +22,52 @@ class _Decode(ctypes.Structure):
     ]
 
 
-def decode(
-    output: Tensor,
-    held: int,
-    codes: Tensor,
-    levels: Tensor,
-    positions: Tensor | None,
-    bounds: tuple[Tensor | None, Tensor | None],
-    bits: int,
-    turn: Tensor,
-    statistics: tuple[Tensor, Tensor] | None,
-    turning: tuple[list[Tensor], list[int]] | None,
-) -> None:
-    """Decode the first slots of a layer to float32.
+class Decoder:
+    """Decodes the first slots of keys or values to float32. It is valid as long as no tensor is replaced; what is
+    written to them counts.
 
     Args:
-        output: `[rows, heads, held or more, dim]` float32, contiguous.
-        codes, levels: columns, contiguous.
-        positions: their column; None = the mean does not turn.
-        bounds: see `Segments`; None = slots lie side by side.
-        turn: see `Codec.turn`.
-        statistics: sizes and means, views of one tensor each, `[rows, heads, 1, dim]`; None = not centred.
-        turning: see `Rotary.of_channels`.
+        codec: in few bits, with mixed channels.
+        codes, levels, positions: columns, contiguous.
+        statistics: of the rows.
+        bounds: see `Segments`, contiguous; None = slots lie side by side.
+        like: `[rows, heads, ..., dim]`, what is decoded is like this.
 
     Raises:
         RuntimeError: the function is `missing`.
     """
-    rows, heads, room, dim = output.shape
-    frequencies: list[Tensor | None] = [None] * 3
-    layout = [0, 1, 0, 0]
-    if turning is not None:
-        frequencies[:], layout = turning
-    together = heads if bounds[0] is None and positions is not None and positions.shape[1] == 1 else 1
-    sizes, means = statistics or (None, None)
-    tensors = codes, levels, turn, sizes, means, *frequencies, positions, *bounds, output
-    call = _Decode(
-        *(None if part is None else part.data_ptr() for part in tensors),
-        *(rows * heads, heads, together, dim, bits, codes.shape[-1], held, room),
-        *(0 if bounds[0] is not None else codes.shape[2], 0 if sizes is None else sizes.stride(1), *layout),
-    )
-    library().decode(ctypes.byref(call))
+
+    def __init__(
+        self,
+        codec: Codec,
+        codes: Tensor,
+        levels: Tensor,
+        positions: Tensor,
+        statistics: RowStatistics,
+        bounds: tuple[Tensor, Tensor] | None,
+        like: Tensor,
+    ) -> None:
+        self._like, (rows, heads, *_, dim) = like, like.shape
+        turn = codec.turn(dim, torch.float32, like.device)
+        turning: list[Tensor | None] = [None] * 3
+        layout, places, together = [0, 1, 0, 0], None, 1
+        if codec.rotary is not None:
+            turning[:], layout = codec.rotary.of_channels(like.device)
+            places, together = positions, heads if bounds is None and positions.shape[1] == 1 else 1
+        sizes, means = (statistics.sizes, statistics.mean) if codec.centred else (None, None)
+        self._kept = codes, levels, turn, sizes, means, *turning, places, *(bounds or (None, None))
+        slots, step = 0 if bounds else codes.shape[2], 0 if sizes is None else sizes.stride(1)
+        self._call = _Decode(
+            *[None if part is None else part.data_ptr() for part in self._kept],
+            None,
+            *(rows * heads, heads, together, dim, codec.bits, codes.shape[-1], 0, 0, slots, step, *layout),
+        )
+        self._decode, self._at = library().decode, ctypes.byref(self._call)
+
+    def __call__(self, held: int) -> Tensor:
+        """The first `held` slots, `[rows, heads, held, dim]`; zeros beyond the end of a segment."""
+        like, call = self._like, self._call
+        output = like.new_empty(*like.shape[:2], held, like.shape[-1])
+        call.output, call.held, call.room = output.data_ptr(), held, held
+        self._decode(self._at)
+        return output

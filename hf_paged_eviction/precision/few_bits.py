@@ -1,5 +1,6 @@
 """Tokens in few bits."""
 
+from collections.abc import Sequence
 from copy import copy
 from functools import partial
 from math import prod
@@ -9,12 +10,12 @@ from torch import Tensor
 
 from ..attention.in_place import Reader
 from ..integration.rotary import Rotary
-from ..store.coders import KeysValues, Visible
+from ..store.coders import BOTH, KeysValues, Visible
 from ..store.columns import Columns, States
 from ..store.exact import Exact
 from . import fused
 from .codec import LEVELS, Codec, Codes
-from .decoding import decode
+from .decoding import Decoder
 from .in_codes import InCodes, fuses
 
 #: This many protected first tokens are not rounded, because models attend to them more than to any others. On SmolLM2
@@ -24,12 +25,6 @@ FIRST = 4
 FEW = 768
 #: The names of columns begin so.
 _PARTS = "key", "value"
-
-
-def _in_c(codec: Codec, like: Tensor) -> bool:
-    """Whether `decode` can read codes of this codec, of states like these, and is there."""
-    readable = type(codec) is Codec and bool(codec.bits) and codec.turned and like.dtype == torch.float32
-    return readable and like.is_cpu and not torch.compiler.is_compiling() and fused.available(like.device)
 
 
 class FewBits:
@@ -93,32 +88,37 @@ class FewBits:
         """See `Coder.decode`; always new tensors."""
         return self._decode(0, columns, exact), self._decode(1, columns, exact)
 
-    def read(self, columns: Columns, held: int | None, place: int) -> Tensor:
-        """See `Coder.read`; always a new tensor."""
-        exact, codec = columns.beside, self.codecs[place]
-        parts = {name: columns[name] for name in (f"{_PARTS[place]}_codes", f"{_PARTS[place]}_levels", "positions")}
-        bounds: tuple[Tensor | None, Tensor | None] = columns.layout.bounds or (None, None)
-        like, rotary = (exact.keys, exact.values)[place], codec.rotary
-        contiguous = all([part is None or part.is_contiguous() for part in (*parts.values(), *bounds)])
-        if not contiguous or not _in_c(codec, like):
-            return self._decode(place, columns.layout.first(parts, held), exact)
-        held = columns.shape[2] if held is None else held
-        output: Tensor = like.new_empty(*like.shape[:2], held, like.shape[-1])
-        of_row = exact.row_statistics()[place]
-        codes, levels, positions = parts.values()
-        decode(
-            output,
-            held,
-            codes,
-            levels,
-            None if rotary is None else positions,
-            bounds,
-            codec.bits or 0,
-            codec.turn(like.shape[-1], torch.float32, like.device),
-            (of_row.sizes, of_row.mean) if codec.centred else None,
-            None if rotary is None else rotary.of_channels(like.device),
-        )
-        return output
+    def read(self, columns: Columns, held: int | None, reads: Sequence[str] = BOTH) -> KeysValues:
+        """See `Coder.read`; always new tensors."""
+        exact, held = columns.beside, columns.shape[2] if held is None else held
+        read = [
+            self._read(place, columns, held) if name in reads else like.new_empty(*like.shape[:2], held, 0)
+            for place, (name, like) in enumerate(zip(BOTH, (exact.keys, exact.values), strict=True))
+        ]
+        if held:
+            exact.write_over(*[states if name in reads else None for name, states in zip(BOTH, read, strict=True)])
+        return read[0], read[1]
+
+    def _read(self, place: int, columns: Columns, held: int) -> Tensor:
+        """Keys (`place` 0) or values (1), without what is not rounded."""
+        if place not in columns.decoders:
+            columns.decoders[place] = self._decoder(place, columns)
+        decoder: Decoder | None = columns.decoders[place]
+        if decoder is not None and not torch.compiler.is_compiling():
+            return decoder(held)
+        return self._decode(place, columns.first(held), columns.beside)
+
+    def _decoder(self, place: int, columns: Columns) -> Decoder | None:
+        """The function in C for these columns; None = it cannot read them, or is missing."""
+        exact, part, codec = columns.beside, _PARTS[place], self.codecs[place]
+        like, bounds = (exact.keys, exact.values)[place], columns.layout.bounds
+        parts = [columns[name] for name in (f"{part}_codes", f"{part}_levels", "positions")]
+        readable = type(codec) is Codec and codec.bits and codec.turned and like.dtype == torch.float32
+        contiguous = all([part.is_contiguous() for part in (*parts, *(bounds or ()))])
+        if not (readable and contiguous and like.is_cpu and fused.available(like.device)):
+            return None
+        codes, levels, positions = parts
+        return Decoder(codec, codes, levels, positions, exact.row_statistics()[place], bounds, like)
 
     def _decode(self, place: int, columns: States, exact: Exact | None) -> Tensor:
         if exact is None:

@@ -114,7 +114,7 @@ def paged_eviction_attention(
         query = query.to(key.dtype)
     queries = Queries(query, key, Logits(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, s_aux))
     causal = is_causal(module, kwargs)
-    order = noted(key)
+    order = noted(key) if query.shape[2] > 1 else None
     if order is None:
         mask, is_own = mask_of_call(attention_mask, owner, query, key, causal)
     else:

@@ -175,7 +175,7 @@ class Observer:
 
     def _all_kept_real(self, of_rows: Tensor) -> Tensor | None:
         """`[B, stored]` bool, False for queries of pads; None = none is; `of_rows`: any tensor of these rows."""
-        if all(real is None for real in self._kept_real):
+        if all([real is None for real in self._kept_real]):
             return None
         everywhere = torch.ones(len(of_rows), 1, dtype=torch.bool, device=of_rows.device)
         return torch.cat([everywhere if real is None else real for real in self._kept_real], dim=1)

@@ -1,6 +1,6 @@
 """What lies in the slots of a store, and what attention gets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -11,6 +11,8 @@ from ..integration.rotary import Rotary
 from .columns import Columns, States
 from .exact import Exact
 
+#: What `Coder.read` reads.
+BOTH = ("keys", "values")
 #: `[batch, kv_heads, n, dim]` each.
 KeysValues = tuple[Tensor, Tensor]
 #: Returns the slots that hold a token, `[batch, 1 or kv_heads, n]` bool; None = all.
@@ -42,9 +44,9 @@ class Coder(Protocol):
     def decode(self, columns: States, exact: Exact | None) -> KeysValues:
         """Keys and values of columns `[batch, sets, n, ...]`."""
 
-    def read(self, columns: Columns, held: int | None, place: int) -> Tensor:
-        """The first `held` slots (None = all) of keys (`place` 0) or values (1), without what is not rounded: `[batch,
-        kv_heads, held, dim]`; of segments, nothing beyond their ends means anything."""
+    def read(self, columns: Columns, held: int | None, reads: Sequence[str] = BOTH) -> KeysValues:
+        """Keys and values of the first `held` slots (None = all), `[batch, kv_heads, held, dim]`; of segments, nothing
+        beyond their ends means anything. `reads`: which of them; the others may have no channels."""
 
     def reader(self, columns: Columns, like: Tensor, held: int | None, visible: Visible) -> Reader | None:
         """Attention to the first `held` slots (None = all) in the form in which they lie; None = attention needs keys
@@ -78,10 +80,9 @@ class Plain:
         """See `Coder.decode`."""
         return columns["keys"], columns["values"]
 
-    def read(self, columns: Columns, held: int | None, place: int) -> Tensor:
-        """See `Coder.read`; a view, but a padded copy of segments."""
-        name = ("keys", "values")[place]
-        return columns.layout.first({name: columns[name]}, held)[name]
+    def read(self, columns: Columns, held: int | None, reads: Sequence[str] = BOTH) -> KeysValues:
+        """See `Coder.read`; views, but padded copies of segments."""
+        return self.decode(columns.first(held), None)
 
     def reader(self, columns: Columns, like: Tensor, held: int | None, visible: Visible) -> Reader | None:
         """See `Coder.reader`; of segments, but not on an accelerator, where a loop over rows and heads costs more than

@@ -122,6 +122,7 @@ class Columns:
         tensors: the columns by name; none before the first tokens.
         layout: where slots lie; another object whenever `tensors` are replaced.
         beside: a dataclass of further tensors, with rows in dimension 0, and `load_state`; None = there is none.
+        decoders: what decodes these tensors, by a number of the coder's; it may hold them, and not these columns.
         reader: attention to all slots of these tensors as they lie, see `in_place.Reader`; None = it was not made yet.
         fixed: tensors keep their addresses, for compiled steps.
         zeroed: tensors start with zeros, as fixed ones do. This is necessary if hidden slots are read, because
@@ -135,6 +136,7 @@ class Columns:
     def __init__(self, fixed: bool = False, zeroed: bool = False, ragged: bool = False) -> None:
         self.fixed, self.zeroed, self.ragged = fixed, zeroed or fixed, ragged
         self.reader: Reader | None
+        self.decoders: dict[int, Any]
         self.use({})
 
     # ---- what there is --------------------------------------------------------------------------------------------
@@ -235,7 +237,8 @@ class Columns:
 
     def use(self, new: States, layout: Dense | Segments | None = None, beside: Any = None) -> None:
         """Replace the columns; None = they are dense, and nothing is beside."""
-        self.tensors, self.layout, self.beside, self.reader = dict(new), layout or Dense(), beside, None
+        self.tensors, self.layout, self.beside = dict(new), layout or Dense(), beside
+        self.reader, self.decoders = None, {}
 
     def resize(self, slots: int, held: int) -> None:
         """Change the number of slots. Tokens in the first `held` slots keep their slots."""

@@ -164,7 +164,7 @@ class Exact:
 
     def upcoming(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """What `put` will do with the next tokens of every row, all of them real and at most `newest`, for these slots
-        `[B, 1 or H, n]`: their places `[B, n]`, and `slots` after each of them, `[B, H, n, W]`."""
+        `[B, 1 or H, n]`, all different: their places `[B, n]`, and `slots` after each of them, `[B, H, n, W]`."""
         steps, width = torch.arange(slots.shape[-1], device=slots.device), self.slots.shape[-1]
         places = self._place_of(self.count[:, None] + steps)
         taken = (places[..., None] == torch.arange(width, device=slots.device))[:, None]
@@ -278,12 +278,14 @@ class Exact:
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
-    def write_over(self, *decoded: Tensor) -> None:
-        """Write these tokens over their slots in decoded keys, and values, `[B, H, held, dim]`."""
+    def write_over(self, keys: Tensor | None, values: Tensor | None) -> None:
+        """Write these tokens over their slots in decoded keys and values, `[B, H, held, dim]`; None = not in these."""
         places = torch.arange(self.slots.shape[-1], device=self.slots.device)
         place, any_held = self._shown(places.expand_as(self.slots))
         slots = self.slots.gather(-1, place).clamp_min(0)
-        for read, exact in zip(decoded, (self.keys, self.values), strict=False):
+        for read, exact in ((keys, self.keys), (values, self.values)):
+            if read is None:
+                continue
             states = torch.where(any_held[..., None], gather_slots(exact, place), read[:, :, :1])
             read.scatter_(2, slot_index(slots, read), states)
 

@@ -11,7 +11,7 @@ from ..attention.in_place import carry
 from ..tensors.parts import split_rows, tensors_of
 from ..tensors.saved import SavedState, StateDict
 from .arriving import StateKind
-from .coders import Coder, KeysValues, Plain, Visible
+from .coders import BOTH, Coder, KeysValues, Plain, Visible
 from .columns import Columns, gather_slots, slot_index
 from .exact import Exact, Newest
 from .segments import Segments
@@ -233,24 +233,13 @@ class Store:
             keys, values = keys.to(self.dtype), values.to(self.dtype)
         return keys, values
 
-    def read(self, held: int | None = None) -> KeysValues:
+    def read(self, held: int | None = None, reads: Sequence[str] = BOTH) -> KeysValues:
         """Keys and values of the first `held` slots, or of all: `[batch, kv_heads, held, dim]` in the model's dtype.
+        `reads`: which of them; the others may have no channels.
 
         Do not write to them: these are views, or decoded copies in a store that encodes tokens.
         """
-        keys, values = (self.coder.read(self.columns, held, place) for place in (0, 1))
-        if self.rounds and held != 0:
-            self.exact.write_over(keys, values)
-        return keys, values
-
-    def read_keys(self, held: int | None = None) -> KeysValues:
-        """Like `read`, but if the store `rounds`, values without channels, which need not be decoded."""
-        if not self.rounds:
-            return self.read(held)
-        keys = self.coder.read(self.columns, held, 0)
-        if held != 0:
-            self.exact.write_over(keys)
-        return keys, keys[..., :0]
+        return self.coder.read(self.columns, held, reads)
 
     def at(self, slots: Tensor) -> KeysValues:
         """Like `read`, for the slots `[batch, 1 or kv_heads, n]`."""

@@ -179,6 +179,8 @@ WRONG: list[tuple[EvictionPolicy, str]] = [
     (scored("Budgeted", lambda c: norms(c).masked_fill(c.positions < c.budget / 4, torch.inf)), r"budget.*scores"),
     (scored("Unrotates", lambda c: c.unrotated_keys.norm(dim=-1)), r"rotary.*scores"),
     (observed("UnrotatesQueries", unrotates_queries), r"rotary.*scores"),
+    (scored("ReadsValues", norms, Needs(reads=("keys",))), r"values without channels.*scores"),
+    (scored("ReadsKeys", lambda c: c.keys.float().norm(dim=-1), Needs(reads=())), r"keys without channels.*scores"),
     (scored("InPlace", in_place), "'values'"),
     (Remembers(), "It keeps 'told'"),
     (scored("Dice", lambda c: torch.rand(c.positions.shape, device=c.positions.device)), "second time"),

@@ -1,6 +1,6 @@
 """Plain mean of attention."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -20,6 +20,8 @@ class AttentionMean(RunningAttention):
     the policies that look at attention, and comes from no paper. The scores are those of `h2o(normalised=True,
     recent=0)`.
     """
+
+    needs = replace(RunningAttention.needs, reads=())
 
     def attention(self, context: ScoreContext) -> Tensor:
         return self.mean(context)

@@ -39,7 +39,7 @@ class H2O(RunningAttention):
     recent: float = 0.5
 
     paper: ClassVar[str | None] = "2306.14048"
-    needs = replace(RunningAttention.needs, reads_budget=True)
+    needs = replace(RunningAttention.needs, reads_budget=True, reads=())
 
     def __post_init__(self) -> None:
         check_flag("normalised", self.normalised)

@@ -1,12 +1,13 @@
 """SnapKV, arXiv 2404.14469."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
 
 from ..base import ScoreContext
 from ..checks import check_count, check_kernel
+from ..needs import Needs
 from ..registry import register_policy
 from ..text_order import Pooling
 from .window_attention import WindowAttention
@@ -45,6 +46,10 @@ class SnapKV(WindowAttention):
         check_kernel("kernel", self.kernel)
         if self.pooling not in ("avg", "max"):
             raise ValueError(f'pooling must be "avg" or "max", got {self.pooling!r}.')
+
+    @property
+    def needs(self) -> Needs:
+        return replace(super().needs, reads=())
 
     def attention(self, context: ScoreContext) -> Tensor:
         return self.pooled(self.mean(context), context, self.kernel, self.pooling)

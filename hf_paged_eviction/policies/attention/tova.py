@@ -1,6 +1,6 @@
 """TOVA, arXiv 2401.06104."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
@@ -24,6 +24,7 @@ class TOVA(LastQueryAttention):
     """
 
     paper: ClassVar[str | None] = "2401.06104"
+    needs = replace(LastQueryAttention.needs, reads=())
 
     def attention(self, context: ScoreContext) -> Tensor:
         return mean_over_heads(context.statistics["attention"], context)

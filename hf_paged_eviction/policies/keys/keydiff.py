@@ -27,7 +27,7 @@ class KeyDiff(EvictionPolicy):
     """
 
     paper: ClassVar[str | None] = "2504.15364"
-    needs = Needs(absolute_noise=True, reads_values=False)
+    needs = Needs(absolute_noise=True, reads=("keys",))
 
     def score(self, context: ScoreContext) -> Tensor:
         inverse = l2_norm(context.keys).clamp_min(1e-12).reciprocal() * context.valid
