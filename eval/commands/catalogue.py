@@ -42,7 +42,6 @@ def task_sections() -> dict[str, dict[str, str]]:
         "suite: generated, what the embedded model was trained for": groups["suite"],
         "ruler: generated at any length": groups["ruler"],
         "niah: generated, a needle at every depth": groups["niah"],
-        "system: generated, what a system message asks for": groups["system"],
         "all21: LongBench": groups["all21"],
         "e13: LongBench-E, reported by length": groups["e13"],
         "v2: LongBench v2": groups["v2"],

@@ -27,7 +27,6 @@ class Sample:
         cue: what the answer begins with: the end of a plain prompt; in a chat, behind the mark of the model's turn.
         stop_at_newline: a newline ends the answer, though never before its first token.
         first_line: only the first line of the answer is scored.
-        system: the system message of a chat; in plain text it stands before the context.
         protocol_tokens: most tokens of an answer by the protocol of the task, where `max_new_tokens` is another.
     """
 
@@ -45,18 +44,12 @@ class Sample:
     cue: str = ""
     stop_at_newline: bool = False
     first_line: bool = False
-    system: str = ""
     protocol_tokens: int | None = None
 
     @property
     def prompt(self) -> str:
         """As plain text."""
-        return self.opening + self.context + self.question + self.cue
-
-    @property
-    def opening(self) -> str:
-        """The system message as plain text."""
-        return self.system and f"{self.system}\n\n"
+        return self.context + self.question + self.cue
 
     def with_answers_of(self, tokens: int | None) -> Sample:
         """The same with answers of so many tokens, None for its own; it notes where this leaves its protocol."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from ..data.library import held_out_texts
 from ..data.sample import Sample
-from .instructions import SYSTEM_TASKS
 from .niah import needle_in_a_haystack
 from .ruler import RULER
 from .suite import SUITE
@@ -18,7 +17,6 @@ _GROUPS: dict[str, tuple[Task, ...]] = {
     "suite": SUITE,
     "ruler": RULER,
     "niah": (needle_in_a_haystack(),),
-    "system": SYSTEM_TASKS,
 }
 _TASKS: dict[str, Task] = {task.name: task for group in _GROUPS.values() for task in group}
 

@@ -76,7 +76,6 @@ class Request:
         answers: tuple[str, ...],
         new_tokens: int,
         metadata: Metadata,
-        system: str = "",
     ) -> Sample:
         """The sample, scored by the task's metric; in plain text the cue is the end of the question."""
         return Sample(
@@ -90,7 +89,6 @@ class Request:
             max_new_tokens=new_tokens,
             metadata=metadata,
             metric=self.task.metric,
-            system=system,
         )
 
     def too_short(self, missing: int) -> ValueError:

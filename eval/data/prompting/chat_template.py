@@ -1,4 +1,4 @@
-"""A prompt as a chat of one message, with no system message but that of the sample or the template."""
+"""A prompt as a chat of one message, with no system message but that of the template."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def takes_turns(tokenizer: Any) -> bool:
     return text.strip() != "a"
 
 
-def wrap(context: str, question: str, tokenizer: Any, cue: str = "", system: str = "") -> tuple[str, str]:
+def wrap(context: str, question: str, tokenizer: Any, cue: str = "") -> tuple[str, str]:
     """The wrapped prompt in two parts: up to the end of the context, and from the question on.
 
     The first part depends on the context alone, whatever the template strips or adds. Special tokens are in the text,
     so the parts are tokenised without adding any. If there is a cue, the answer has begun with it.
     """
-    whole = render(context + question, tokenizer, cue, system)
+    whole = render(context + question, tokenizer, cue)
     # Two other messages that go on differently right after the context share with it what stands up to there.
-    others = [render(f"{context}{letter}", tokenizer, cue, system) for letter in "AB"]
+    others = [render(f"{context}{letter}", tokenizer, cue) for letter in "AB"]
     shared = _shared_length([whole, *others])
     return whole[:shared], whole[shared:]
 
@@ -46,7 +46,7 @@ def end_of_turn(tokenizer: Any) -> str:
     return whole[len(whole) - _shared_length([whole[::-1], render("B", tokenizer)[::-1]]) :]
 
 
-def render(message: str, tokenizer: Any, cue: str = "", system: str = "") -> str:
+def render(message: str, tokenizer: Any, cue: str = "") -> str:
     """The text that the model reads when a user says `message`, up to the mark of its own turn and the cue."""
     if not has_template(tokenizer):
         raise UserError(
@@ -54,16 +54,15 @@ def render(message: str, tokenizer: Any, cue: str = "", system: str = "") -> str
             "instruct model (--tokenizer)"
         )
     try:
-        text: str = tokenizer.apply_chat_template(messages(message, cue, system), tokenize=False, **_end(cue))
+        text: str = tokenizer.apply_chat_template(messages(message, cue), tokenize=False, **_end(cue))
     except Exception as error:  # a template is a program, it may fail in any way
         raise UserError(f"the chat template of the tokenizer fails (--chat-template never): {error}") from error
     return text
 
 
-def messages(message: str, cue: str = "", system: str = "") -> list[dict[str, str]]:
+def messages(message: str, cue: str = "") -> list[dict[str, str]]:
     """The chat in which a user says `message`."""
-    chat = [{"role": "system", "content": system}] if system else []
-    chat.append({"role": "user", "content": message})
+    chat = [{"role": "user", "content": message}]
     return [*chat, {"role": "assistant", "content": cue.strip()}] if cue else chat
 
 
@@ -72,7 +71,7 @@ def _end(cue: str) -> dict[str, Any]:
 
 
 def protected_spans(
-    context: str, question: str, tokenizer: Any, cue: str, system: str, roles: Sequence[str]
+    context: str, question: str, tokenizer: Any, cue: str, roles: Sequence[str]
 ) -> tuple[tuple[int, int], ...]:
     """The tokens of messages of these roles in a wrapped prompt.
 
@@ -82,7 +81,7 @@ def protected_spans(
     from hf_paged_eviction import spans_of_roles  # brings torch, which a list of tasks does without
 
     try:
-        chat = messages(context + question, cue, system)
+        chat = messages(context + question, cue)
         return tuple(spans_of_roles(tokenizer, chat, roles, **_end(cue)))
     except ValueError as error:
         raise UserError(f"--protect {','.join(roles)}: {error}") from error

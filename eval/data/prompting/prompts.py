@@ -85,7 +85,7 @@ def encode(
         max_length: tokens kept of a longer prompt, not counting the chat template; None keeps all.
         chat_template: "auto" wraps the samples whose task says so, if the tokenizer has a template. In a wrapped
             prompt the cue is the beginning of the answer.
-        protect: roles of messages that are never evicted, see `spans_of_roles`; of plain text, "system" alone.
+        protect: roles of messages that are never evicted, see `spans_of_roles`; plain text has none.
     """
     chat = _is_chat(sample, tokenizer, chat_template)
     context, question, truncated = sample.context, sample.question + ("" if chat else sample.cue), False
@@ -96,11 +96,8 @@ def encode(
     spans: tuple[tuple[int, int], ...] = ()
     if chat:
         if protect:
-            spans = protected_spans(context, question, tokenizer, sample.cue, sample.system, protect)
-        context, question = wrap(context, question, tokenizer, sample.cue, sample.system)
-    elif sample.system:
-        context = sample.opening + context
-        spans = ((0, len(_ids(tokenizer, sample.opening, special=True))),) if "system" in protect else ()
+            spans = protected_spans(context, question, tokenizer, sample.cue, protect)
+        context, question = wrap(context, question, tokenizer, sample.cue)
     thinking = chat and opens_thinking(context + question)
     if question_aware:
         ids = _ids(tokenizer, context + question, special=not chat)
