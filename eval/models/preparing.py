@@ -44,7 +44,6 @@ def run_prepare(options: Any) -> Profile:
             text=text,
             use=options.use,
             quick=options.quick,
-            progress=notes.is_terminal,
         )
     except (ValueError, OSError) as error:
         raise UserError(f"cannot prepare {settings.model!r}: {error}") from error

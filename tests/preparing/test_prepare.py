@@ -264,6 +264,25 @@ def test_a_long_measurement_names_cheaper_settings(
     assert "about 49 minutes are left" in line and "quick=True 10" in line
 
 
+def test_a_log_has_a_line_every_quarter_of_a_minute(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 0.0, 1.0, 16.0, 20.0, 40.0, 40.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with closing(progress.Progress(True)) as bar:
+        bar.begin(100, {})
+        for work in (0.5, 0.5, 20, 19):
+            bar.advance(work)
+    begun, early, later, _ = capsys.readouterr().err.split("\n")
+    assert begun == "prepare: measuring this model" and early == "prepare: 1% measured, 16 s"
+    assert later == "prepare: 40% measured, 40 s, about 1 min left"
+    with closing(progress.Progress(False)) as bar:
+        monkeypatch.setattr(progress.time, "monotonic", lambda: 1e6)
+        bar.begin(100, {})
+        bar.advance(50)
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("use", "facts", "goes_on"),
     [("both", [3, 1, 3], [False, True, False]), ("questions", [3, 1, 3], [False] * 3), ("text", [0] * 3, [True] * 3)],
