@@ -53,7 +53,7 @@ class CacheStats:
             times `budget`.
         budget: `LayerStats.budget`, averaged over the layers and rounded down. None while a layer has none.
         other_bytes: bytes of keys and values in layers that are not paged (sliding windows and the like).
-        layers: one entry per paged layer. Fields that are not listed here have the names and meanings of `LayerStats`.
+        layers: one entry per paged layer, which `print` leaves out. Fields that are not listed here have the names and meanings of `LayerStats`.
     """
 
     seen: int
@@ -64,7 +64,7 @@ class CacheStats:
     evicted_blocks: int
     storage_bytes: int
     other_bytes: int
-    layers: tuple[LayerStats, ...]
+    layers: tuple[LayerStats, ...] = field(repr=False)
     summary_bytes: int = 0
     host_bytes: int = 0
     faults: int = 0
