@@ -249,8 +249,7 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, TextOptio
     )
     tasks: Words = option(
         "suite",
-        "Names and groups from `paged-eviction tasks`: suite, ruler, niah; "
-        "LongBench: paper, en16, all21, e13, v2.",
+        "Names and groups from `paged-eviction tasks`: suite, ruler, niah; LongBench: paper, en16, all21, e13, v2.",
         metavar="A,B,...",
         panel=TASKS,
     )

@@ -70,21 +70,19 @@ def tables(runs: Sequence[Run]) -> Iterator[Table]:
     yield from score_tables(runs)
     yield from filter(None, (course_table(runs), text_table(runs), agreement_table(runs)))
     yield from efficiency_tables(runs)
-    yield from filter(None, [facts_of(runs)])
+    yield from filter(None, [differences_of(runs)])
 
 
-def facts_of(runs: Sequence[Run]) -> Table | None:
-    """What decides the numbers: settings, versions, hardware; of several runs, in what they differ."""
+def differences_of(runs: Sequence[Run]) -> Table | None:
+    """In which settings, versions and hardware several runs differ; what one run is stands in its `run.*.json`."""
     facts = [_flat({name: run.meta.get(name) for name in _FACTS}) for run in runs]
     names = dict.fromkeys(name for fact in facts for name in fact)
     lines = {name: [fact.get(name, "") for fact in facts] for name in names}
-    told = any if len(runs) == 1 else lambda values: len(set(values)) > 1
-    lines = {name: values for name, values in lines.items() if told(values)}
+    lines = {name: values for name, values in lines.items() if len(set(values)) > 1}
     if not lines:
         return None
-    frame = DataFrame.from_dict(lines, orient="index", columns=[run.label or "value" for run in runs], dtype=object)
-    title = "Where the runs differ" if len(runs) > 1 else "What was run"
-    return Table("facts", title, frame.rename_axis("what"))
+    frame = DataFrame.from_dict(lines, orient="index", columns=[run.label for run in runs], dtype=object)
+    return Table("facts", "Where the runs differ", frame.rename_axis("what"))
 
 
 def _flat(content: Any, name: str = "") -> dict[str, str]:

@@ -12,7 +12,7 @@ from pandas import DataFrame, Index
 
 from hf_paged_eviction_eval.data.longbench.tasks import PRESETS
 from hf_paged_eviction_eval.report.measures import agreement_table, costs, course_table, efficiency_tables, text_table
-from hf_paged_eviction_eval.report.report import facts_of
+from hf_paged_eviction_eval.report.report import differences_of
 from hf_paged_eviction_eval.report.runs import Run, load_runs
 from hf_paged_eviction_eval.report.scores import score_tables
 from hf_paged_eviction_eval.running.rows import repeated
@@ -186,10 +186,9 @@ def test_runs_stand_beside_each_other_with_what_they_differ_in(tmp_path: Path) -
     runs = load_runs(folders)
     (table,) = score_tables(runs)
     assert values(table) == [("a", "256", "paged_eviction", 50.0), ("b", "256", "paged_eviction", 100.0)]
-    assert values(facts_of(runs)) == [("settings.dtype", "float32", "bfloat16")]
-    alone = values(facts_of(load_runs(folders[:1])))
-    assert ("settings.dtype", "float32") in alone and all(value for _, value in alone)
-    assert facts_of(load_runs([folders[0], write_run(tmp_path / "c", [make_row("qasper", PAGED, 1)])])) is None
+    assert values(differences_of(runs)) == [("settings.dtype", "float32", "bfloat16")]
+    assert differences_of(load_runs(folders[:1])) is None
+    assert differences_of(load_runs([folders[0], write_run(tmp_path / "c", [make_row("qasper", PAGED, 1)])])) is None
 
 
 def test_perplexities(tmp_path: Path) -> None:
