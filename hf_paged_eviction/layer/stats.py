@@ -53,7 +53,8 @@ class CacheStats:
             times `budget`.
         budget: `LayerStats.budget`, averaged over the layers and rounded down. None while a layer has none.
         other_bytes: bytes of keys and values in layers that are not paged (sliding windows and the like).
-        layers: one entry per paged layer, which `print` leaves out. Fields that are not listed here have the names and meanings of `LayerStats`.
+        layers: one entry per paged layer; `print` leaves them out. Fields that are not listed here have the names and
+            meanings of `LayerStats`.
     """
 
     seen: int

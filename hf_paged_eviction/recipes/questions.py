@@ -99,6 +99,7 @@ def ask(
             needs a probe; the model keeps a recurrent state outside of the cache; or the cache or `generate` refuses
             its options.
     """
+    model = without_parallel(model)
     _check_pair(model, tokenizer)
     texts = _checked(context, questions)
     whole_number("chunk_size", chunk_size, 1)
@@ -109,7 +110,6 @@ def ask(
             f"ask reads a text alone, and {', '.join(tensors)} would not be read with it: give tensors to generate, "
             "together with the whole prompt."
         )
-    model = without_parallel(model)
     check_states_in_cache(model)
     settings = {field.name: options.pop(field.name) for field in fields(CacheOptions) if field.name in options}
     check_names(model, options, "ask", (*inspect.signature(ask).parameters, *(f.name for f in fields(CacheOptions))))
