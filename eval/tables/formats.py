@@ -39,6 +39,9 @@ def to_csv(table: Table) -> str:
         errors = [value.error if isinstance(value, Mean) else None for value in values]
         if any(error is not None for error in errors):
             columns[f"{name}, standard error"] = errors
+        intervals = [getattr(value, "interval", None) or (None, None) for value in values]
+        if any(low is not None for low, _ in intervals):
+            columns[f"{name}, 95 % from"], columns[f"{name}, to"] = zip(*intervals, strict=True)
     plain = DataFrame(columns, table.frame.index, dtype=object).reset_index()
     text: str = plain.to_csv(index=False, lineterminator="\n")
     return text

@@ -33,18 +33,23 @@ def perplexity_grid(curves: DataFrame) -> Table:
 
 
 def _grid(title: str, cells: DataFrame, column: str, digits: int, brief: bool = False, lowest: bool = False) -> Table:
-    """A table of a column; budgets are followed by their tokens, unless it is `brief`."""
+    """A table of a column; budgets are followed by their tokens, or each cell by its own, unless it is `brief`."""
     if "samples" in cells:
         title += f", n {' to '.join(dict.fromkeys(map(str, sorted(cells['samples'].unique()))))}"
     full = cells[cells["policy"] == FULL].set_index("policy")[[column]]
     full_scores = [line.cells[0].text for line in Table("", "", full, digits).lines]
     title = ", ".join([title, *(f"full cache {text}" for text in full_scores)])
     rest = cells[cells["policy"] != FULL]
-    names = [
-        budget if brief or budget == str(tokens) else f"{budget} ({tokens})"
-        for budget, tokens in zip(rest["budget"], rest["tokens"], strict=True)
+    # One column for each budget. A share or bytes may come to other tokens under other policies.
+    alike = rest.groupby("budget", sort=False)["tokens"].nunique(dropna=False) == 1
+    tokens = rest.groupby("budget", sort=False)["tokens"].first()
+    titles = {name: f"{name} ({tokens[name]})" for name in alike.index if alike[name] and name != str(tokens[name])}
+    values = [
+        replace(value, tokens=None if brief or alike[budget] else held)
+        for value, budget, held in zip(rest[column], rest["budget"], rest["tokens"], strict=True)
     ]
-    keys = [rest["policy"], Series(names, rest.index, name="column", dtype=object)]
-    numbers = rest[column].groupby(keys, sort=False).first().unstack("column")
-    numbers = numbers.reindex(index=rest["policy"].unique(), columns=list(dict.fromkeys(names))).rename_axis("policy")
+    keys = [rest["policy"], rest["budget"].rename("column")]
+    numbers = Series(values, rest.index, dtype=object).groupby(keys, sort=False).first().unstack("column")
+    numbers = numbers.reindex(index=rest["policy"].unique(), columns=rest["budget"].unique()).rename_axis("policy")
+    numbers = numbers if brief else numbers.rename(columns=titles)
     return Table("grid", title, numbers, digits, best=list(numbers.columns), lowest=lowest)

@@ -30,11 +30,16 @@ class Mean:
     Attributes:
         error: its standard error; None where too few numbers tell.
         held: a budget was set, and nothing was evicted in any of the answers.
+        interval: where the mean in percent of answers that are right or wrong lies with a probability of 95 % (Wilson);
+            None of other numbers, and where too few tell.
+        tokens: held per layer and row, where a table has to say it in each cell.
     """
 
     value: float
     error: float | None = None
     held: bool = False
+    interval: tuple[float, float] | None = None
+    tokens: int | None = None
 
     def __float__(self) -> float:
         return self.value
@@ -54,19 +59,37 @@ def means(frame: DataFrame, by: Sequence[str], column: str, scale: float = 1.0, 
     present = present.assign(value=scale * present[column])
     groups = present.groupby([*by, *within], sort=False)["value"]
     count = groups.size()
-    inner = DataFrame({"value": groups.mean(), "noise": (groups.var() / count).where(count > 1, 0.0), "samples": count})
+    all_alike = scale == 100 and present["value"].isin((0, scale))
+    yes_or_no = present.assign(alike=all_alike).groupby(list(by), sort=False)["alike"].all()
+    inner = DataFrame(
+        {
+            "value": groups.mean(),
+            "noise": (groups.var() / count).where(count > 1, 0.0),
+            "samples": count,
+            "inverse": 1 / count,
+        }
+    )
     cells = inner.groupby(list(by), sort=False)
-    outer = cells[["noise", "samples"]].sum().assign(value=cells["value"].mean(), groups=cells.size())
+    outer = cells[["noise", "samples", "inverse"]].sum().assign(value=cells["value"].mean(), groups=cells.size())
+    outer["yes_or_no"] = yes_or_no
     outer["held"] = present.groupby(list(by), sort=False)["held"].all() if "held" in present else False
-    values = [
-        Mean(
-            float(one.value),
-            float(sqrt(one.noise) / one.groups) if one.samples - one.groups >= FEWEST else None,
-            bool(one.held),
-        )
-        for one in outer.itertuples()
-    ]
+    values = []
+    for one in outer.itertuples():
+        tells = one.samples - one.groups >= FEWEST
+        # Of parts that count the same: as many answers as leave a mean of all of them as uncertain.
+        interval = wilson(one.value / scale, one.groups**2 / one.inverse) if tells and one.yes_or_no else None
+        error = float(sqrt(one.noise) / one.groups) if tells else None
+        values.append(Mean(float(one.value), error, bool(one.held), interval))
     return Series(values, outer.index, dtype=object)
+
+
+def wilson(share: float, count: float) -> tuple[float, float]:
+    """Where a share of `count` answers lies with a probability of 95 %, in percent (Wilson 1927). Unlike a standard
+    error it does not say of 8 right answers of 8 that the next one must be right."""
+    z = 1.96
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return 100 * max(middle - half, 0.0), 100 * min(middle + half, 1.0)
 
 
 def too_hard(frame: DataFrame) -> str:
@@ -102,6 +125,7 @@ def cell_records(cells: DataFrame) -> list[dict[str, Any]]:
     return [
         {**{name: one[name] for name in (*CELL, "tokens")}, "accuracy": one["score"].value / 100}
         | {"error": None if one["score"].error is None else one["score"].error / 100}
+        | {"interval": one["score"].interval and [end / 100 for end in one["score"].interval]}
         | {"samples": one["samples"], "truncated": one["truncated"], "all_held": one["score"].held}
         for one in listed.to_dict("records")
     ]

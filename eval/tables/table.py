@@ -90,7 +90,10 @@ class Table:
         digits = self._digits(column)
         if isinstance(value, Mean):
             error = "" if value.error is None else f" ± {value.error:.{digits}f}"
-            return f"{value.value:.{digits}f}{error}{'*' * value.held}"
+            if value.interval is not None:
+                error = " [{:.0f}, {:.0f}]".format(*value.interval)
+            tokens = "" if value.tokens is None else f" ({value.tokens})"
+            return f"{value.value:.{digits}f}{error}{'*' * value.held}{tokens}"
         if isna(value):
             return ""
         return f"{value:.{digits}f}" if isinstance(value, (float, np.floating)) else str(value)

@@ -11,7 +11,7 @@ from hf_paged_eviction_eval.report.measures import agreement_table, course_table
 from hf_paged_eviction_eval.report.runs import Run
 from hf_paged_eviction_eval.report.scores import score_tables
 from hf_paged_eviction_eval.tables.grids import accuracy_grids, perplexity_grid
-from hf_paged_eviction_eval.tables.means import Mean, curves, means
+from hf_paged_eviction_eval.tables.means import Mean, curves, means, wilson
 from hf_paged_eviction_eval.tables.table import Table
 from report_rows import make_row
 
@@ -23,6 +23,24 @@ def test_two_numbers_tell_nothing(values: list[float]) -> None:
     mean = means(DataFrame({"value": values, "all": 0}), ["all"], "value")[0]
     assert mean.value == pytest.approx(sum(values) / len(values))
     assert mean.error == (pytest.approx(stdev(values) / sqrt(len(values))) if len(values) > 2 else None)
+
+
+def test_of_right_and_wrong_answers_an_interval_is_shown() -> None:
+    """Wilson's interval of n right answers of n begins at n / (n + 1.96 squared)."""
+    assert wilson(1.0, 8) == (pytest.approx(100 * 8 / (8 + 1.96**2)), 100.0)
+    assert wilson(0.0, 8) == (0.0, pytest.approx(100 - 100 * 8 / (8 + 1.96**2)))
+    assert wilson(0.7, 10) == (pytest.approx(39.68, abs=0.01), pytest.approx(89.22, abs=0.01))
+    frame = DataFrame({"value": [1.0] * 8, "all": 0})
+    right = means(frame, ["all"], "value", 100)[0]
+    assert right.interval == wilson(1.0, 8) and right.error == 0.0
+    (line,) = Table("", "", DataFrame({"score": [right]}), 1).lines
+    assert line.cells[0].text == "100.0 [68, 100]"
+    partly = means(frame.assign(value=SCORES * 2), ["all"], "value", 100)[0]
+    assert partly.interval is None and partly.error is not None
+    assert means(frame[:2], ["all"], "value", 100)[0].interval is None
+    # Two tasks of four answers are as eight.
+    parts = means(frame.assign(task=[0, 1] * 4), ["all"], "value", 100, ["task"])[0]
+    assert parts.interval == pytest.approx(right.interval)
 
 
 def test_groups_tell_together() -> None:

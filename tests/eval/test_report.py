@@ -55,6 +55,10 @@ def test_tables() -> None:
     assert grids[0].title.endswith("mean of 2 tasks, n 2 to 3, full cache 75.0") and "a, n 1 to 2" in grids[1].title
     (twice,) = accuracy_grids(long_frame([*ROWS, *(row(task, "p", "25%", 25, 0.5) for task in "ab")]))
     assert twice[0].lines[0].cells[0].text == "50.0 ± 14.4", "as soon as three answers or more tell"
+    apart = [*ROWS, *(row(task, "r", "25%", 32, 0.5) for task in "ab")]
+    (grids,) = accuracy_grids(long_frame(apart))
+    assert grids[0].columns == ["25%"], "a budget has one column, whatever it comes to"
+    assert [line.cells[0].text for line in grids[0].lines] == ["50.0 (25)", "37.5 (25)", "50.0 (32)"]
     ((alone,),) = accuracy_grids(long_frame(ROWS[:4]))
     assert alone.title == "accuracy in %, 100 tokens, a, n 1 to 2, full cache 100.0"
     assert perplexity_grid(DataFrame([curve("p", 64, [3.0] * 16)])).columns == ["64"]

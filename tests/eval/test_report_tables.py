@@ -62,8 +62,8 @@ def test_scores_are_rounded_means_and_the_best_of_a_budget_is_marked(tmp_path: P
         ("512", "b", 100.0, 50.0, 75.0),
     ]
     assert bold(table) == {(2, name) for name in table.columns}  # nothing where all are equal, and never the full cache
-    # Standard error of (1, 0, 0): sqrt(2/3 / 2 / 3) = 0.333.
-    assert [cell.text for cell in table.lines[1].cells] == ["33.33 ± 33.33", "16.67 ± 16.67", "25.00 ± 18.63"]
+    # Answers that are right or wrong have Wilson's interval. Standard error of (.5, 0, 0): sqrt(1/6 / 2 / 3) = 0.167.
+    assert [cell.text for cell in table.lines[1].cells] == ["33.33 [6, 79]", "16.67 ± 16.67", "25.00 ± 18.63"]
 
 
 def test_generated_tasks_have_a_table_per_length(tmp_path: Path) -> None:
