@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
@@ -101,8 +101,12 @@ def _memory(rows: list[Row], reading: list[Row]) -> float:
     return fmean(row["bytes"] / full[row["document"]] * 2 for row in reading)
 
 
-def tables(rows: Iterable[Row]) -> str:
-    """All cells that have lines, each under its title."""
+def tables(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
+    """All cells that have lines, each under its title.
+
+    Args:
+        titles: what to call models.
+    """
     found = []
     for (model, length, chunk), own in sorted(cells(rows).items()):
         kinds = able(own)
@@ -111,5 +115,5 @@ def tables(rows: Iterable[Row]) -> str:
         if body:
             how = f"in chunks of {chunk}" if chunk else "in one forward"
             made = table((*header, "text: nats lost", "reading, s", "peak, MiB"), body)
-            found.append(f"{model}, {length} tokens {how}\n\n{made}")
+            found.append(f"{titles.get(model, model)}, {length:,} tokens {how}:\n\n{made}")
     return "\n\n".join(found)

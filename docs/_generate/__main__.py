@@ -20,6 +20,7 @@ import command_pages
 import comparison_table
 import endless_picture
 import front
+import long_pages
 import measured
 import memory_tables
 import peers_tables
@@ -44,6 +45,8 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "endless-text": measured.endless_text,
     "front": front.front,
     "lazy-reuse": measured.lazy_reuse,
+    "long-front": long_pages.front,
+    "long-rows": long_pages.long_rows,
     "memory": memory_tables.memory,
     "options": api_pages.options,
     "peers": peers_tables.peers,

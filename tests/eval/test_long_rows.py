@@ -140,5 +140,5 @@ def test_kinds_that_the_full_cache_does_not_answer_make_no_column(script: Module
             rows += [{**own, "kind": "text", "nats": nats + document}]
             rows += [{**own, "kind": "read", "tokens": 2000, "seconds": 1.0, "peak": 2**20, "bytes": 2**20}]
     text = long_tables.tables([{"kind": "run"}, *rows, *rows])
-    assert "m, 2048 tokens in chunks of 512" in text and "one fact" in text and "two hops" not in text
+    assert "m, 2,048 tokens in chunks of 512:" in text and "one fact" in text and "two hops" not in text
     assert "| `keydiff` | 1/4 | 4 | 16/16 ± 6 % |  | +0.500 ± 0.000 | 1.0 | 1.0 |" in text
