@@ -49,6 +49,7 @@ from .learned.calibration import (
 )
 from .masks.visible import visible, visible_one_behind_the_other
 from .naming.digests import file_digest  # rows carry the digest of what decides them
+from .naming.files import whole_file
 from .naming.fitted import FittedFiles, Tensors
 from .naming.sizes import parse_bytes
 from .naming.tensors import FileKind
@@ -232,6 +233,7 @@ __all__ = [
     "using",
     "visible",
     "visible_one_behind_the_other",
+    "whole_file",
     "whole_number",
     "why_not_ours",
     "without_parallel",

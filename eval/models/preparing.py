@@ -9,6 +9,7 @@ from rich.console import Console
 
 from hf_paged_eviction import Profile
 from hf_paged_eviction import prepare as prepare_model
+from hf_paged_eviction.internals import whole_file  # as the profile itself is written
 
 from ..console import say
 from ..data.texts import read_texts
@@ -49,6 +50,10 @@ def run_prepare(options: Any) -> Profile:
         raise UserError(f"cannot prepare {settings.model!r}: {error}") from error
     Console(soft_wrap=True, highlight=False).print(str(prepared), markup=False)
     if output is not None:
-        shutil.copyfile(prepared.path, output)
+        try:
+            with whole_file(output) as temporary:
+                shutil.copyfile(prepared.path, temporary)
+        except OSError as error:
+            raise UserError(f"--output {output}: {error}") from error
         say(notes, f"written to {output}: prepare(model, profile={str(output)!r})")
     return prepared

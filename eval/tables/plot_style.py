@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from io import BytesIO
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..caches.budgets import IN_CACHE
+from ..store.results import write_whole
 
 #: Okabe and Ito's palette without its yellow, which is too light for a line.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -95,8 +97,14 @@ def uncover(lines: Sequence[Any]) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write the figure as PNG or SVG, as the name ends."""
+    """Write the figure as PNG or SVG, as the name ends.
+
+    Raises:
+        UserError: it cannot be written.
+    """
     # Fast compression; without a date and with fixed ids the same numbers give the same file.
     kinds: dict[str, Any] = {".png": {"pil_kwargs": {"compress_level": 1}}, ".svg": {"metadata": {"Date": None}}}
     with matplotlib.rc_context({"svg.hashsalt": "figure", "svg.fonttype": "none"}):
-        figure.savefig(path, dpi=150, facecolor="white", **kinds[path.suffix])
+        content = BytesIO()
+        figure.savefig(content, format=path.suffix[1:], dpi=150, facecolor="white", **kinds[path.suffix])
+    write_whole(path, content.getvalue())

@@ -2,17 +2,15 @@
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ..naming.digests import content_digest
-from ..naming.tensors import FileKind
+from ..naming.files import shown
+from ..naming.tensors import FileKind, write_tensors
 
 #: Rises when files of the version before cannot be read any more, or its readers would misread new ones.
 VERSION = 7
@@ -31,23 +29,10 @@ def write(path: str | Path, content: Mapping[str, Any], tensors: Mapping[str, Te
     Raises:
         OSError: it cannot be written.
     """
-    target = Path(path)
     placed = _placed(tensors)
     written = json.dumps(content, sort_keys=True, allow_nan=False)
     metadata = {**_KIND.metadata, "content": written, "digest": content_digest(written, placed)}
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-    os.close(handle)
-    try:
-        try:
-            save_file(placed, name, metadata)
-        except SafetensorError as error:
-            raise OSError(f"Cannot write {str(target)!r}: {error}") from error
-        with open(name, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_tensors(path, placed, metadata, mode=0o600)  # a context may be private
 
 
 def _placed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -71,8 +56,8 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         ValueError: the file is not a context, has a later version, is truncated or was changed.
         OSError: there is none, or it cannot be read.
     """
-    if not Path(path).exists():
-        raise FileNotFoundError(f"There is no saved context {str(path)!r}. PagedEvictionCache.save writes one.")
+    if not os.path.lexists(path):
+        raise FileNotFoundError(f"There is no saved context {shown(path)}. PagedEvictionCache.save writes one.")
     with _KIND.opened(path) as (metadata, file):
         if set(metadata) != _KEYS:
             raise ValueError(f"its metadata lacks, or should not have, {', '.join(sorted(set(metadata) ^ _KEYS))}")

@@ -28,9 +28,25 @@ def profile_dir() -> Path:
     return Path(cache).expanduser() / "hf_paged_eviction" / "calibrations"
 
 
-def profile_path(digest: str) -> Path:
-    """The path of the calibration of these weights on this machine; the file may not exist."""
-    return profile_dir() / f"{digest}{_SUFFIX}"
+def profile_path(digest: str, use: Use = "both") -> Path:
+    """The path of the profile of these weights for a use on this machine; the file may not exist."""
+    return profile_dir() / (f"{digest}{_SUFFIX}" if use == "both" else f"{digest}.{use}{_SUFFIX}")
+
+
+def profile_paths(digest: str, use: Use) -> list[Path]:
+    """The paths of all profiles of these weights on this machine: of a use, for both, and of the others."""
+    uses: tuple[Use, ...] = (use, "both", "questions", "text")
+    return [path for path in dict.fromkeys(profile_path(digest, one) for one in uses) if os.path.lexists(path)]
+
+
+def why_unusable(path: Path, config: Any) -> str:
+    """Why a file is no profile of a model whose weights are registered; "" = it is one."""
+    try:
+        calibration = load_calibration(path)
+        calibration.check_model(config)
+        return different_model({WEIGHTS: "not named", **calibration.model}, fingerprint(config))
+    except ValueError as error:
+        return str(error)
 
 
 def use_profile(config: Any, profile: Path, use: Use) -> None:
@@ -46,11 +62,17 @@ def chosen_use(config: Any) -> Use:
     return "both" if chosen is None else chosen[1]
 
 
+def chosen_profile(config: Any) -> Path | None:
+    """The profile that `prepare` chose for a model, if its weights are still the same."""
+    chosen = _CHOSEN.get(config)
+    return chosen[0] if chosen is not None and chosen[2] == registered_digest(config) else None
+
+
 def find_calibration(config: Any) -> Path | None:
     """Find the calibration of a model by the digest of its weights; None if none fits.
 
-    The order: the one that `prepare` chose, the one on this machine, those in the package. A file that cannot be read,
-    or that belongs to other weights, is skipped with a warning.
+    The order: the one that `prepare` chose, those on this machine (for the use that was chosen first), those in the
+    package. A file that cannot be read, or that belongs to other weights, is skipped with a warning.
 
     Args:
         config: `model.config` of a model whose weights are registered (`register_weights`); for others the result is
@@ -59,19 +81,19 @@ def find_calibration(config: Any) -> Path | None:
     digest = registered_digest(config)
     if digest is None:
         return None
-    chosen = _CHOSEN.get(config)
-    if chosen is not None and chosen[2] == digest:
-        return chosen[0]
-    path = profile_path(digest)
-    if path.is_file():
-        try:
-            fitted = load_calibration(path).model
-            reason = different_model({WEIGHTS: "not named", **fitted}, fingerprint(config))
-        except ValueError as error:
-            reason = str(error)
+    chosen = chosen_profile(config)
+    if chosen is not None:
+        return chosen
+    for path in profile_paths(digest, chosen_use(config)):
+        reason = why_unusable(path, config)
         if not reason:
             return path
-        warnings.warn(f"The calibration {path} is skipped: {reason.removesuffix('.')}.", stacklevel=2)
+        warnings.warn(f"The profile {path} is skipped: {reason.removesuffix('.')}.", stacklevel=2)
+    return published_profile(digest)
+
+
+def published_profile(digest: str) -> Path | None:
+    """The profile of these weights in the package."""
     return _published().get(digest)
 
 

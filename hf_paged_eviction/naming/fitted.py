@@ -7,12 +7,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from .digests import content_digest
 from .files import existing_file
-from .tensors import FileKind
+from .tensors import FileKind, write_tensors
 
 T = TypeVar("T")
 #: By layer, and by name.
@@ -47,13 +46,16 @@ class FittedFiles(Generic[T]):
     def save(
         self, path: str | Path, layers: Tensors, model: Mapping[str, str], facts: Mapping[str, str], **more: str
     ) -> None:
-        """Write a file, which `load` reads back bit by bit.
+        """Write a file, whole or not at all, which `load` reads back bit by bit.
 
         Args:
             layers: tensors of each layer, by its index in the model.
             model: see `model_fingerprint`.
             facts: facts about the fit.
             more: additional metadata.
+
+        Raises:
+            OSError: the file cannot be written.
         """
         tensors = {
             f"layers.{index}.{name}": tensor.detach().cpu().contiguous()
@@ -62,8 +64,7 @@ class FittedFiles(Generic[T]):
         }
         texts = {"model": json.dumps(dict(model)), "facts": json.dumps(dict(facts))}
         metadata = {**self._kind.metadata, **texts, **more}
-        save_file(tensors, path, {**metadata, _DIGEST: _digest(metadata, tensors)})
-        Path(path).chmod(0o644)  # it was written as a private file
+        write_tensors(path, tensors, {**metadata, _DIGEST: _digest(metadata, tensors)})
 
     def load(self, path: str | Path) -> T:
         """Read a file. The result is cached until the file changes.

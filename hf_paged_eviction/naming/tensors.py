@@ -1,12 +1,16 @@
 """Safetensors files of this package, with kind and version in the metadata."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from .files import check_regular, whole_file
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,11 @@ class FileKind:
         """Context manager: the metadata of a file, and the open file, whose tensors `get_tensor(name)` reads.
 
         Raises:
-            ValueError: the file has another kind or version, or is not a safetensors file. OSError: it cannot be read.
+            ValueError: the file has another kind or version, or is not a safetensors file, or it is a folder, a pipe or
+                the like. OSError: it cannot be read.
         """
-        with Path(path).open("rb"):  # a missing file is not a damaged one
+        check_regular(path)
+        with Path(path).open("rb"):  # one that may not be read is not a damaged one
             pass
         try:
             with safe_open(path, framework="pt") as file:
@@ -53,3 +59,21 @@ class FileKind:
                 yield metadata, file
         except SafetensorError as error:
             raise ValueError(f"it is not a safetensors file, or it is truncated ({error})") from error
+
+
+def write_tensors(
+    path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], mode: int = 0o644
+) -> None:
+    """Write a safetensors file, whole or not at all, see `whole_file`.
+
+    Args:
+        tensors: by name, contiguous on the CPU.
+
+    Raises:
+        OSError: it cannot be written; the message names the file.
+    """
+    with whole_file(path, mode) as temporary:
+        try:
+            save_file(dict(tensors), temporary, dict(metadata))
+        except SafetensorError as error:
+            raise OSError(str(error).removeprefix("Error while serializing: ")) from error

@@ -18,9 +18,18 @@ from torch import Tensor
 from ..integration.kept_state import aside
 from ..integration.models import is_latent_attention, paged_layers, why_not_ours
 from ..integration.weights import is_split, register_weights, without_parallel
-from ..learned.calibration import Calibration, load_calibration, save_calibration
-from ..learned.lookup import HOME, find_calibration, profile_path, use_profile
+from ..learned.calibration import load_calibration, save_calibration
+from ..learned.lookup import (
+    HOME,
+    chosen_profile,
+    profile_path,
+    profile_paths,
+    published_profile,
+    use_profile,
+    why_unusable,
+)
 from ..learned.measured import OF_USE, Use
+from ..naming.files import set_aside
 from ..options.cache_options import AUTO, BLOCK_SIZE, SMALL_BLOCK_SIZE
 from ..queries.attention import PAGED_EVICTION
 from ..version import __version__
@@ -93,14 +102,17 @@ def prepare(
             path = Path(str(profile))
             load_calibration(profile).check_model(config)
         else:
-            path = find_calibration(config) or profile_path(digest)
-            if not _serves(path, use):
-                path = profile_path(digest)
+            found = _find(config, digest, use)
+            path = found or profile_path(digest, use)
+            if found is None:
                 effort = QUICK if quick else NORMAL
                 measurement = _Measurement(model, tokenizer, text, path, use, effort, bar)
                 with nullcontext() if is_split(model) else _turn_of(path):
-                    if is_split(model) or not _serves(path, use):  # another process may have measured meanwhile
+                    _set_aside_unusable(config, digest, use)
+                    found = None if is_split(model) else _find(config, digest, use)  # measured by another process
+                    if found is None:
                         measurement.run()
+                path = found or path
     use_profile(config, path, use)
     return Profile(str(path), load_calibration(path), use)
 
@@ -159,9 +171,22 @@ def _turn_of(path: Path) -> Iterator[None]:
             lock.unlink(missing_ok=True)
 
 
-def _serves(file: Path, use: str) -> bool:
-    measured = load_calibration(file).measured if file.is_file() else None
-    return measured is not None and measured.serves(use)
+def _find(config: Any, digest: str, use: Use) -> Path | None:
+    """The profile that serves a use: the one that was chosen before, on this machine, or in the package."""
+    published, chosen = published_profile(digest), chosen_profile(config)
+    for path in (chosen, *profile_paths(digest, use), published):
+        if path is not None and not why_unusable(path, config):
+            measured = load_calibration(path).measured
+            if measured is not None and measured.serves(use):
+                return path
+    return None
+
+
+def _set_aside_unusable(config: Any, digest: str, use: Use) -> None:
+    """Rename files under the names of these weights that are damaged, or the profiles of others, and warn of each."""
+    for path in profile_paths(digest, use):
+        if reason := why_unusable(path, config):
+            set_aside(path, reason)
 
 
 class _Measurement:
@@ -212,9 +237,10 @@ class _Measurement:
         """
         # Beside the profile; of a model that is split over processes each has its own.
         own = f".{dist.get_rank()}" if is_split(self._model) else ""
-        begun, fitted, part = (
-            self._path.with_suffix(own + suffix) for suffix in (".unfinished.jsonl", ".unfinished.safetensors", ".part")
+        begun, fitted = (
+            self._path.with_suffix(own + suffix) for suffix in (".unfinished.jsonl", ".unfinished.safetensors")
         )
+        self._check_fitted(fitted, begun)
         readings = Readings(begun, self._subject)
         self._bar.begin(_work(self._effort, self._passages), self._cheaper())
         training = self._model.training
@@ -226,10 +252,10 @@ class _Measurement:
                 else:
                     advance = self._bar.advance
                     scores = fit(self._model, self._windows, lambda tokens: advance(of_window(tokens / _WINDOW)))
-                    _save(scores, part, fitted)
+                    save_calibration(scores, fitted)
                 subject = self._model, fitted, self._passages, self._effort, self._use, readings
                 measured = Search(*subject, self._bar.advance, self._bar.skip).run()
-                _save(replace(load_calibration(fitted), measured=measured), part, self._path)
+                save_calibration(replace(load_calibration(fitted), measured=measured), self._path)
             except NoDifferenceError:
                 fitted.unlink()
                 begun.unlink()
@@ -238,6 +264,14 @@ class _Measurement:
                 self._model.train(training)
         fitted.unlink()
         begun.unlink()
+
+    def _check_fitted(self, fitted: Path, begun: Path) -> None:
+        """Set aside scores of an unfinished measurement that cannot be used, and what was measured with them."""
+        reason = why_unusable(fitted, self._model.config) if os.path.lexists(fitted) else ""
+        if reason:
+            set_aside(fitted, reason)
+            if begun.exists():
+                set_aside(begun, "it was measured with these scores")
 
     def _cheaper(self) -> dict[str, float]:
         """The work of cheaper settings."""
@@ -275,12 +309,6 @@ def _work(effort: Effort, read: list[Passage]) -> float:
     in_bits = sum(of_reading(passage, few_bits=True) for passage in first) * kinds * len(MEMORY_SHARES)
     readings = begin * (len(effort.candidates) + effort.stay + 3) + end * len(SHARES) * (effort.stay + 1)
     return of_window(effort.windows) + sum(map(of_passage, read)) + readings + in_bits
-
-
-def _save(calibration: Calibration, part: Path, path: Path) -> None:
-    """Write a file as a whole or not at all, by way of `part`."""
-    save_calibration(calibration, part)
-    os.replace(part, path)
 
 
 def _windows(tokenizer: Any, text: str, count: int, device: Any) -> tuple[list[Tensor], str]:

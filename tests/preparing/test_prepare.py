@@ -470,3 +470,74 @@ def test_it_is_used_by_the_model(pair: tuple[Any, Any], prepared: Profile) -> No
     cache = PagedEvictionCache(model.config, 96)
     out = model.generate(ids, **{CACHE_ARGUMENT: cache}, max_new_tokens=20, do_sample=False)
     assert out.shape[1] > 400 and cache.stats().mean_held <= 96
+
+
+def test_uses_live_side_by_side(pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_PAGED_EVICTION_HOME", str(tmp_path))
+    model = copy.deepcopy(pair[0])
+    questions, text = (prepare(model, pair[1], use=use, progress=False) for use in ("questions", "text"))
+    assert questions.path != text.path
+    for profile in (questions, text):
+        measured = load_calibration(profile.path).measured
+        assert measured is not None and measured.serves(profile.use)
+        assert prepare(model, use=profile.use).path == profile.path
+        assert PagedEvictionCache(model.config, 64).profile == profile.path
+
+
+@pytest.mark.parametrize("spoil", ["empty", "of another model", "a folder"])
+def test_what_is_no_profile_is_set_aside_and_measured_anew(
+    spoil: str, pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_PAGED_EVICTION_HOME", str(tmp_path))
+    model = copy.deepcopy(pair[0])
+    place = profile_path(weights_digest(model))
+    place.parent.mkdir(parents=True)
+    other = next(lookup._PUBLISHED.glob("*.safetensors")).read_bytes()
+    place.mkdir() if spoil == "a folder" else place.write_bytes(b"" if spoil == "empty" else other)
+    with pytest.warns(UserWarning, match=rf"{re.escape(str(place))}.*set aside"):
+        profile = prepare(model, pair[1], use="text", progress=False)
+    assert load_calibration(profile.path).model["weights"] == weights_digest(model)
+    aside = place.with_name(f"{place.name}.unusable")
+    assert not place.exists() and (aside.is_dir() if spoil == "a folder" else aside.read_bytes() in (b"", other))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert prepare(model, use="text").path == profile.path
+
+
+@pytest.mark.parametrize("which", ["*.jsonl", "*.unfinished.safetensors"])
+def test_a_damaged_unfinished_measurement_is_set_aside(
+    which: str, pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_PAGED_EVICTION_HOME", str(tmp_path))
+    model, get, count = copy.deepcopy(pair[0]), readings.Readings.get, []
+
+    def stop(self: Any, reading: Any, measure: Any) -> Any:
+        count.append(reading)
+        if len(count) > 4:
+            raise KeyboardInterrupt
+        return get(self, reading, measure)
+
+    monkeypatch.setattr(readings.Readings, "get", stop)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(model, pair[1], use="text", progress=False)
+    monkeypatch.setattr(readings.Readings, "get", get)
+    (unfinished,) = tmp_path.rglob(which)
+    content = bytearray(unfinished.read_bytes())
+    content[-9] ^= 1
+    unfinished.write_bytes(content)
+    with pytest.warns(UserWarning, match=rf"{re.escape(str(unfinished))}.*set aside"):
+        profile = prepare(model, pair[1], use="text", progress=False)
+    assert profile.best() is not None
+    assert unfinished.with_name(f"{unfinished.name}.unusable").read_bytes() == content
+
+
+def test_a_digit_that_changed_in_a_reading_is_noticed(tmp_path: Path) -> None:
+    path, reading = tmp_path / "r.jsonl", readings.Reading("tova", 0.5, 0)
+    first = readings.Readings(path, {"use": "text"})
+    first.get(reading, lambda: {"text": [0.5]})
+    first.get(replace(reading, passage=1), lambda: {"text": [0.25]})
+    path.write_text(path.read_text().replace("0.25]", "0.35]"))
+    with pytest.warns(UserWarning, match="damaged"):
+        again = readings.Readings(path, {"use": "text"})
+    assert again.goes_on and again.known(reading) == {"text": [0.5]}
+    assert not again.known(replace(reading, passage=1))
