@@ -1,24 +1,25 @@
 """How many calls of the library and how many operators of torch a token takes: a slower step shows without a clock."""
 
+from pathlib import Path
+
 import pytest
 from transformers import LlamaConfig, PreTrainedConfig
 
 import counted
 import models
 from hf_paged_eviction import PagedEvictionCache
-from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.precision import fused, native
 
 
 @models.needs_514
 def test_calls_are_few() -> None:
-    """What a reader can follow, with slack of a few; where there are more, they are printed."""
+    """What a reader can follow; where there are more, they are printed."""
     limits = {
-        "token overwritten": (17, 6),
-        "victim due": (120, 28),
-        "token, static": (64, 19),
-        "overflowing prompt": (128, 30),
-        "prompt, snapkv@ada_kv": (210, 45),
+        "token overwritten": (16, 6),
+        "victim due": (123, 28),
+        "token, static": (59, 19),
+        "overflowing prompt": (124, 28),
+        "prompt, snapkv@ada_kv": (206, 43),
     }
     for name, run_calls in counted.runs().items():
         most_calls, most_files = limits[name]
@@ -26,19 +27,31 @@ def test_calls_are_few() -> None:
         assert few, f"{name}\n{counted.tree(run_calls)}"
 
 
+#: Calls and files of 30 layers: of a prompt that overflows, of a token inside a block, and of the end of a block. They
+#: may fall; whoever makes them fewer writes the new numbers here.
+THIRTY = {
+    "equal": ((3447, 33), (348, 10), (1160, 34)),
+    "heads": ((4827, 41), (501, 12), (1440, 39)),
+    "heads in 4 bits": ((12148, 47), (531, 14), (1703, 46)),
+    "heads in 4 bits, snapkv": ((12747, 51), (621, 16), (2469, 33)),
+    "heads in 4 bits, observed": ((13438, 53), (621, 16), (2469, 33)),
+    "static": ((3659, 35), (1002, 22), (1737, 33)),
+}
+
+
 @models.needs_514
-def test_layers_with_a_table_of_heads_choose_together() -> None:
-    """A profile gives each head a budget of its own. All layers still choose at once, and then only write."""
-    shares = Heads.of([[0.3 + layer % 7 / 5, 1.9 - layer % 5 / 3] for layer in range(30)])
-    text = counted.Text("paged_eviction", layers=30, policy="keydiff", heads="separate", allocator=shares)
-    text.read(counted.PROMPT)
-    for _ in range(16):
-        text.read(1)
-    steps = [text.calls(1) for _ in range(16)]
-    chosen = [sum(call.name == "choose" and call.file == "table/victims.py" for call in calls) for calls in steps]
-    assert max(chosen) == 1 and sum(chosen) <= 2  # the blocks of heads that hold the whole prompt end at another token
-    counts = [len(calls) for calls in steps]
-    assert min(counts) <= 561 and max(counts) <= 1450, counts
+@pytest.mark.skipif(native.missing() is not None, reason=str(native.missing()))
+def test_calls_of_thirty_layers_only_fall(tmp_path: Path) -> None:
+    """A profile gives each head a budget of its own, and 4 bits. All layers still choose at once, then only write."""
+    counts = {}
+    for name, events in counted.thirty_layers(tmp_path):
+        counts[name] = tuple((len(calls), len({call.file for call in calls})) for calls in events.values())
+        chosen = [call for call in events["end of a block"] if call[1:] == ("table/victims.py", "choose")]
+        assert len(chosen) <= 1, name
+    assert counts.keys() == THIRTY.keys()
+    for name, now in counts.items():
+        for (calls, files), (most_calls, most_files) in zip(now, THIRTY[name], strict=True):
+            assert calls <= most_calls and files <= most_files, (name, now, THIRTY[name])
 
 
 @models.needs_514

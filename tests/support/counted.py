@@ -5,7 +5,7 @@ beside those that `DynamicCache` needs for as many tokens.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import hf_paged_eviction
+from calibrations import drawn_score
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.learned.calibration import Calibration, fingerprint, save_calibration
 
 PACKAGE = Path(hf_paged_eviction.__file__).parent
 BUDGET, PROMPT = 128, 200
@@ -122,6 +124,32 @@ def operators(cases: dict[str, dict[str, Any]] = OPERATORS) -> dict[str, tuple[f
     (base,) = set(per_layer({"budget": None}))
     counts_by_name = {name: per_layer(options) for name, options in cases.items()}
     return {name: (min(counts) - base, sum(counts) / len(counts) - base) for name, counts in counts_by_name.items()}
+
+
+def thirty_layers(folder: Path) -> Iterator[tuple[str, dict[str, list[Call]]]]:
+    """Of 30 layers, as SmolLM2 has: the calls of a prompt that overflows, of a token inside a block, and of the most
+    expensive one around the end of a block; by case. A profile is written into `folder`."""
+    draw = torch.Generator().manual_seed(3)
+    table = 0.25 + 1.5 * torch.rand(30, 2, generator=draw)
+    heads: dict[str, Any] = {"allocator": Heads.of(table.tolist()), "heads": "separate"}
+    scores = {index: drawn_score(2, 16, draw) for index in range(30)}
+    config = Text(layers=30, budget=None).model.config
+    save_calibration(Calibration(scores, fingerprint(config)), profile := str(folder / "profile.safetensors"))
+    cases: dict[str, dict[str, Any]] = {
+        "equal": {"policy": "keydiff"},
+        "heads": {"policy": "keydiff", **heads},
+        "heads in 4 bits": {"policy": "keydiff", **heads, "bits": 4},
+        "heads in 4 bits, snapkv": {"policy": "snapkv", **heads, "bits": 4},
+        "heads in 4 bits, observed": {"policy": "observed", "profile": profile, **heads, "bits": 4},
+        "static": {"policy": "keydiff", "static": True},
+    }
+    for name, options in cases.items():
+        text = Text("paged_eviction", layers=30, **options)
+        overflow = text.calls(PROMPT)
+        for _ in range(17):
+            text.read(1)
+        steps = [text.calls(1) for _ in range(32)]
+        yield name, {"overflow": overflow, "token": min(steps, key=len), "end of a block": max(steps, key=len)}
 
 
 def runs() -> dict[str, list[Call]]:
