@@ -87,6 +87,11 @@ class RequestTable:
 
     def _note_layout(self, request: LiveRequest, layout: Layout) -> None:
         request.layout = layout
+        self.give_row(request)
+
+    def give_row(self, request: LiveRequest) -> None:
+        """Note the layout of a request that takes another row."""
+        layout = request.layout
         self._layouts[request.number] = torch.tensor([layout.limits, layout.full_at], device=self.device)
 
     def numbers(self, requests: Sequence[LiveRequest], coming: int = 0) -> tuple[Tensor, Tensor]:

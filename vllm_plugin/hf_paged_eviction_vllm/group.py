@@ -9,6 +9,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 from hf_paged_eviction.internals import Layout, LiveRequest, RequestTable, Shares
 
 from .heads import LocalShares, largest_part
+from .owners import Blocks, Holding, Owners
 from .pages import GroupPages, LayerPages
 from .processor import answer_of, options_of, planned
 from .settings import Settings
@@ -50,12 +51,14 @@ class Group:
         planned.add(id(config))
         self._most = 2 * config.scheduler_config.max_num_seqs
         self._rows: dict[int, int] = {}  # by first block, least recently used first
-        self._requests: dict[int, LiveRequest] = {}
+        self._requests: dict[int, LiveRequest] = {}  # by row, as the next two
+        self._answers: dict[int, Any] = {}
+        self._holdings: dict[int, Holding] = {}
+        self._parked: dict[int, State] = {}  # by first block, of requests that have no row any more
+        self._prune_at = 2 * self._most
         self._shares: dict[int, LocalShares] = {}
         self._table: RequestTable | None = None
         self._undo: Undo | None = None
-        self._answers: dict[int, Any] = {}  # by row, to tell requests apart
-        self._ended: dict[int, State] = {}  # by first block, of requests that have no row any more
 
     def _refuse(self, layers: Any) -> None:
         """Refuse models whose layers cannot evict."""
@@ -81,91 +84,168 @@ class Group:
         """
         bounds = common.query_start_loc_cpu.tolist()
         seen = common.seq_lens if common.seq_lens_cpu_upper_bound is None else common.seq_lens_cpu_upper_bound
-        # Requests are told apart by their rows in the table of runner V2, or by their first blocks.
-        by_row = common.req_idx is not None
-        keys = (common.req_idx if by_row else common.block_table_tensor[:, 0]).tolist()
-        if not by_row and keys[0] == _NO_BLOCK:
+        blocks = common.block_table_tensor.cpu()
+        keys = blocks[:, 0].tolist()
+        if keys[0] == _NO_BLOCK:
             return None
+        # By row of the batch, or of the table of requests of runner V2.
+        of_processor = range(len(keys)) if common.req_idx is None else common.req_idx.tolist()
         table = self._table or self._make_table(kind, common.block_table_tensor)
         step, brought = VllmStep(table, self._pages, self._undo), []
         for number, (key, length) in enumerate(zip(keys, seen.tolist(), strict=False)):
             count = bounds[number + 1] - bounds[number]
             if count > 0:
-                row = key if by_row else self._row(key)
-                blocks, at = common.block_table_tensor[number], key if by_row else number
-                brought.append((self._request(row, length - count, at, blocks), number, count))
+                request = self._request(key, length - count, of_processor[number], blocks[number])
+                self._check(request, blocks[number].numpy(), length)
+                brought.append((request, number, count))
         if not brought:
             return None
         rows, numbers = [request.number for request, _, _ in brought], [number for _, number, _ in brought]
         self._pages.blocks[rows] = common.block_table_tensor[numbers].int()
         for request, _, count in brought:
             step.add(request, count)
+        for entry in step.entries:
+            if entry.layout is not None and self.unequal:
+                self._check_layout(entry.request, entry.layout)
         return step
 
-    def _row(self, key: int) -> int:
-        """The row of the request with this first block, which it keeps as long as it lives.
+    # ---- what a forward touches -----------------------------------------------------------------------------------
 
-        vLLM does not tell a backend when a request ends. It schedules all running requests before it admits a new one,
-        so of twice as many rows that which has not been used for the longest time is free.
+    def _check(self, request: LiveRequest, blocks: Blocks, length: int) -> None:
+        """See `Owners.check`."""
+        slots, row = self._spec.block_size, request.number
+        kept, entries = self._spec.kept(request.capacity), -(-length // slots)
+        self._owners.check(self._holdings[row], blocks, kept, request.seen // slots, entries)
+
+    def _check_layout(self, request: LiveRequest, layout: Layout) -> None:
+        """Sets of different size have their pages in the blocks that a request keeps."""
+        slots, kept = self._spec.block_size, self._spec.kept(request.capacity)
+        pages = sum(-(-limit // slots) for limit in layout.limits)
+        if pages > kept * len(layout.limits):
+            raise RuntimeError(
+                f"paged_eviction: after {request.seen} tokens the heads of a request need {pages} pages, but "
+                f"its {kept} blocks have {kept * len(layout.limits)}. Please report this, with the options of the "
+                'server. allocator="uniform" is not affected.'
+            )
+
+    # ---- rows -----------------------------------------------------------------------------------------------------
+
+    def _request(self, key: int, seen: int, number: int, blocks: Tensor) -> LiveRequest:
+        """The request with this first block, which has seen so many tokens.
+
+        Args:
+            number: what the processor knows it by.
+            blocks: its table of blocks, on the host.
         """
-        row = self._rows.pop(key, None)
+        answer, row = answer_of(self._config, number), self._rows.pop(key, None)
         if row is None:
-            self._ended.pop(key, None)
-            row = len(self._rows)
-            if row == self._most:
-                first = next(iter(self._rows))
-                row = self._rows.pop(first)
-                if self._undo is not None:
-                    self._ended[first] = self._undo.state(self._requests[row])
+            row = self._free_row()
+            if seen > 0 and key in self._parked:
+                self._restore(row, self._parked.pop(key))
         self._rows[key] = row
-        return row
-
-    def _request(self, row: int, seen: int, number: int, blocks: Tensor) -> LiveRequest:
-        """The request in a row, which has seen so many tokens; `number` is what the processor knows it by."""
-        known, answer = self._requests.get(row), answer_of(self._config, number)
-        if seen == 0:
-            return self._begin(row, number, answer)
-        if self._undo is not None and (known is None or known.seen != seen or self._answers.get(row) is not answer):
-            request = self._begin(row, number, answer)
-            self._go_on(request, seen, blocks)
-            return request
-        if known is None or known.seen != seen:
+        known = self._requests.get(row) if seen > 0 else None
+        if known is not None and known.seen == seen and self._answers[row] is answer and self._has(row, blocks):
+            return known
+        if seen > 0 and self._undo is None:
             raise RuntimeError(
                 f"paged_eviction: a request goes on after {seen} tokens, of which {known.seen if known else 0} were "
                 "seen here. Was it moved here by a feature that loads blocks? Leave that feature out."
             )
-        return known
+        return self._begin(row, seen, number, blocks)
 
-    def _begin(self, row: int, number: int, answer: Any) -> LiveRequest:
-        """A request takes a row."""
-        table = self._table
+    def _free_row(self) -> int:
+        """A row for another request.
+
+        vLLM does not tell a backend when a request ends. It schedules all running requests before it admits a new one,
+        so of twice as many rows that which has not been used for the longest time belongs to a request that has ended,
+        or to a session that waits for its next part.
+        """
+        if len(self._rows) < self._most:
+            return len(self._rows)
+        first = next(iter(self._rows))
+        row = self._rows.pop(first)
+        self._parked[first] = self._state(row)
+        if len(self._parked) > self._prune_at:  # of the rest, no two share a block
+            self._parked = {key: state for key, state in self._parked.items() if self._owners.is_intact(state.holding)}
+            self._prune_at = 2 * max(self._most, len(self._parked))
+        return row
+
+    def _has(self, row: int, blocks: Tensor) -> bool:
+        """Whether the request in a row keeps these blocks."""
+        kept = self._holdings[row].kept
+        return bool((blocks[: len(kept)].numpy() == kept).all())
+
+    def _state(self, row: int) -> State:
+        """What is known of the request in a row."""
+        assert self._table is not None  # noqa: S101  (for mypy)
+        own, undo = self._pages.own, self._undo
+        return State(
+            self._requests[row],
+            self._answers[row],
+            self._holdings[row],
+            self._pages.blocks[row].clone(),
+            None if own is None else own[row].clone(),
+            self._table.block[row].clone(),
+            None if undo is None else undo.noted(self._requests[row]),
+        )
+
+    def _restore(self, row: int, state: State) -> None:
+        """A request that has waited takes a row."""
+        assert self._table is not None  # noqa: S101  (for mypy)
+        self._requests[row], self._answers[row], self._holdings[row] = state.request, state.answer, state.holding
+        state.request.number = row
+        self._pages.begin(row)
+        if self._pages.own is not None and state.own is not None:
+            self._pages.own[row, :, : state.own.shape[-1]] = state.own
+        self._table.block[row] = state.block
+        self._table.give_row(state.request)
+        if self._undo is not None and state.noted is not None:
+            self._undo.restore(row, state.noted)
+
+    def _begin(self, row: int, seen: int, number: int, blocks: Tensor) -> LiveRequest:
+        """A request takes a row; with tokens seen, it goes on from a snapshot, which vLLM has copied to its blocks."""
+        table, slots = self._table, self._spec.block_size
         assert table is not None  # noqa: S101  (for mypy)
-        options = options_of(self._config, number)
-        budget, spans = options.within(self._settings.sizes)
+        budget, spans = options_of(self._config, number).within(self._settings.sizes)
+        source = self._source(seen, budget, blocks) if seen > budget else None
         layout = Layout.equal(table.layers * table.sets, budget)
         request = LiveRequest(str(row), 0, self._shares_of(budget), layout, spans, row)
-        self._requests[row], self._answers[row] = request, answer
+        self._requests[row], self._answers[row] = request, answer_of(self._config, number)
+        kept = blocks[: min(self._spec.kept(budget), seen // slots)].numpy()
+        self._holdings[row] = self._owners.begin(kept, seen // slots)
         self._pages.begin(row)
         table.add(request, self._most)
-        return request
-
-    def _go_on(self, request: LiveRequest, seen: int, blocks: Tensor) -> None:
-        """A request goes on from a snapshot, which vLLM has copied to its blocks."""
-        table, undo, at = self._table, self._undo, seen // self._spec.block_size
-        assert table is not None and undo is not None  # noqa: S101  (for mypy)
-        self._pages.blocks[request.number] = blocks.int()
-        if seen <= request.capacity:  # nothing was evicted, so all is in the order of the text
-            text, rows = torch.arange(seen, device=table.device), torch.tensor([request.number], device=table.device)
+        if seen:
+            self._pages.blocks[row] = blocks.int()
+        if source is not None and self._undo is not None:
+            self._undo.take_back(request, source, seen)
+        elif seen:  # nothing was evicted, so all is in the order of the text
+            text, rows = torch.arange(seen, device=table.device), torch.tensor([row], device=table.device)
             places = self._pages.places(rows, text[None, None])
             table.positions[places] = text.expand_as(places)
             request.seen = seen
-            return
-        source = int(blocks[at - 1])
-        row = self._rows.get(source)
-        state = self._ended.get(source) if row is None else undo.state(self._requests[row])
-        if state is None:
-            raise RuntimeError(f"paged_eviction: a request goes on from block {source}, which is not known here.")
-        undo.take_back(request, state, seen)
+        return request
+
+    def _source(self, seen: int, budget: int, blocks: Tensor) -> State:
+        """The state of the request whose snapshot another one goes on from."""
+        kept, count = self._spec.kept(budget), seen // self._spec.block_size
+        if count > kept:  # the scheduler has left a word in an entry that nothing reads
+            first = int(blocks[count - 1])
+            row = self._rows.get(first)
+            state = self._parked.get(first) if row is None else self._state(row)
+            if state is not None:
+                return state
+        else:  # no such entry: it is the one with the same keys and values
+            rows = (self._state(row) for row in self._rows.values() if row in self._requests)
+            own = blocks[:kept].int().to(self._pages.device)
+            for state in (*rows, *self._parked.values()):
+                ends_here = 0 <= state.request.seen - seen <= self._spec.block_size
+                if ends_here and self._pages.holds_same(state.blocks[:kept], own):
+                    return state
+        raise RuntimeError(
+            f"paged_eviction: a request goes on after {seen} tokens from a snapshot that is not known here. Was it "
+            'moved here by a feature that loads blocks? Leave that feature out, or use {"snapshots": false}.'
+        )
 
     def _shares_of(self, budget: int) -> LocalShares:
         """The shares of requests with this budget."""
@@ -197,6 +277,7 @@ class Group:
         memory = kind([layer.kv_cache for layer in layers], self.sets, layers[0], spec.head_size)
         width = blocks.shape[1]
         self._pages = GroupPages(memory, len(layers), self.sets, self._most, width, spec.kept(), settings.unequal)
+        self._owners = Owners(len(layers[0].kv_cache))
         own = [settings.layers[index] for index in self._layers.values()]
         self._table = RequestTable(settings.sizes, own, self._pages, self.sets)
         if spec.snapshots:
@@ -222,6 +303,5 @@ def spec_of(spec: Any, config: Any, settings: Settings) -> EvictionSpec:
         reserve=settings.reserve,
         in_flight=config.max_in_flight_tokens,
         longest=longest,
-        snapshots=settings.snapshots
-        and len(settings.layers) == config.model_config.get_num_layers(config.parallel_config),
+        snapshots=settings.no_snapshots is None,
     )

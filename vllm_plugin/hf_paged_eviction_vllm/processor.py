@@ -8,7 +8,7 @@ from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcess
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as ProcessorOfRunnerV2
 
 from .requests import RequestOptions
-from .settings import latest, settings_of
+from .settings import live, settings_of
 
 _OF_SERVER: "weakref.WeakValueDictionary[int, RequestOptionsProcessor]" = weakref.WeakValueDictionary()
 #: Servers of which a backend of ours plans the forwards, by identity.
@@ -43,9 +43,10 @@ class RequestOptionsProcessor(LogitsProcessor, ProcessorOfRunnerV2):
             raise ValueError(str(error)) from error
         if options != RequestOptions():
             sampling_params.skip_reading_prefix_cache = True  # snapshots are those of requests without options
-        _, settings = latest()
-        if settings is not None:  # where this process runs the model, too
-            settings.spans_of([*options.protect] or None, options.budget)
+        # Where this process runs the model, too. vLLM does not say which server is asked, if there are several.
+        refusals = [refusal for refusal in map(options.refused_by, live()) if refusal is not None]
+        if refusals and len(refusals) == len(live()):
+            raise refusals[-1]
 
     def _check(self) -> None:
         """Refuse to go on without eviction where a server has the setting.

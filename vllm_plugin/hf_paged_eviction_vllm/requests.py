@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hf_paged_eviction.internals import BlockBudget, Spans, read_spans, whole_number
+from hf_paged_eviction.internals import BlockBudget, Setup, Spans, read_spans, whole_number
 
 logger = logging.getLogger("vllm.paged_eviction")
 
@@ -55,14 +55,25 @@ class RequestOptions:
         if len(rows) > 1:
             raise TypeError(f"{PREFIX}protect has spans for {len(rows)} rows; a request is one: give pairs.")
         if budget is not None:
-            whole_number(f"{PREFIX}budget", budget, 1)
+            whole_number(f"{PREFIX}budget", budget, 2)  # vLLM's HTTP server makes `true` a 1
         return cls(budget, rows[0] if rows else ())
 
-    def within(self, server: BlockBudget) -> tuple[int, Spans]:
+    def refused_by(self, server: Setup) -> Exception | None:
+        """Why a server refuses these options; None = it does not."""
+        try:
+            server.spans_of([*self.protect] or None, self.budget)
+        except (TypeError, ValueError) as error:
+            return error
+        return None
+
+    def within(self, server: BlockBudget, request_id: str | None = None) -> tuple[int, Spans]:
         """Budget and spans of this request, within the sizes of the server.
 
         What does not fit is brought within the bounds, with a line in the log: only the process that takes in requests
         could refuse them, and vLLM does not show it the settings.
+
+        Args:
+            request_id: its id, for that line; None = no line.
         """
         spans, size = self.protect, server.block_size
         smallest = replace(server, spans=(spans,) if spans else ()).smallest
@@ -70,6 +81,9 @@ class RequestOptions:
             spans, smallest = (), server.smallest
         wanted = server.capacity if self.budget is None else self.budget
         budget = min(max(wanted // size * size, smallest), server.capacity)
-        if (budget, spans) != (wanted, self.protect):
-            logger.warning("%s does not fit: served with a budget of %d, protecting %s.", self, budget, list(spans))
+        if request_id is not None and (budget, spans) != (wanted, self.protect):
+            logger.warning(
+                "Request %s: a budget of %d, protecting %s, does not fit. It gets %d, protecting %s.",
+                *(request_id, wanted, list(self.protect), budget, list(spans)),
+            )
         return budget, spans

@@ -7,7 +7,7 @@ from typing import Any
 
 from hf_paged_eviction.internals import BlockBudget, Setup, Uniform
 
-from .contract import check_vllm
+from .contract import check_vllm, without_snapshots
 
 logger = logging.getLogger("vllm.paged_eviction")
 
@@ -19,10 +19,11 @@ class Settings(Setup):
 
     Attributes:
         reserve: whether a request is admitted only if the blocks of its budget are free, so that none is preempted.
+        no_snapshots: why what a request holds when it ends is not kept for those that begin like it; None = it is.
 
     Args:
         config: the model's configuration (transformers).
-        setting: options of a cache, and `reserve`.
+        setting: options of a cache, `reserve` and `snapshots`.
 
     Raises:
         TypeError, ValueError: it is not valid or cannot be served; the message says what would be.
@@ -41,10 +42,13 @@ class Settings(Setup):
         if not isinstance(setting, Mapping):
             raise TypeError(f'{NAME} is a table of settings such as {{"budget": 1024}}, got {setting!r}.')
         options = dict(setting)
-        self.reserve: bool = options.pop("reserve", True)
-        if not isinstance(self.reserve, bool):
-            raise TypeError(f"{NAME}.reserve is true or false, got {self.reserve!r}.")
+        flags = {name: options.pop(name, True) for name in ("reserve", "snapshots")}
+        for name, flag in flags.items():
+            if not isinstance(flag, bool):
+                raise TypeError(f"{NAME}.{name} is true or false, got {flag!r}.")
+        self.reserve = flags["reserve"]
         super().__init__(config, options)
+        self.no_snapshots = self._no_snapshots(flags["snapshots"])
         if options.get("policy", "auto") == "auto":
             logger.warning(
                 "No policy is named, so %s evicts. A profile of `paged-eviction prepare` keeps more answers: "
@@ -57,10 +61,13 @@ class Settings(Setup):
         """Whether layers or heads hold different numbers of tokens."""
         return not isinstance(self.allocator, Uniform)
 
-    @property
-    def snapshots(self) -> bool:
-        """Whether what a request holds can be kept: what a policy knows of queries cannot be taken back."""
-        return not self.policy.needs.queries
+    def _no_snapshots(self, wanted: bool) -> str | None:
+        if not wanted:
+            return 'the setting says "snapshots": false'
+        if self.policy.needs.queries:
+            return f"{self.policy.label} watches queries, and what it knows of them cannot be taken back"
+        missing = without_snapshots()
+        return None if missing is None else f"in the installed vLLM {missing}"
 
     def sizes_for(self, budget: int) -> BlockBudget:
         """As `sizes_of`, for a budget within bounds; nothing is refused any more when a request runs."""
@@ -80,8 +87,9 @@ def _refusals(config: Any) -> dict[str, bool]:
         "--speculative-config.": config.speculative_config is not None,
         "KV transfer moves blocks by the tokens of the text, but the tokens of these blocks are evicted. Leave out "
         "--kv-transfer-config.": config.kv_transfer_config is not None,
-        f"Scores need keys and values, not codes. Leave out --kv-cache-dtype {cache.cache_dtype}.": (
-            str(cache.cache_dtype) not in ("auto", "float16", "bfloat16", "float32")
+        f"Keys and values are kept as the model computes them ({model.dtype}), so that answers are those of a cache "
+        f"alone. Leave out --kv-cache-dtype {cache.cache_dtype}.": (
+            str(cache.cache_dtype) not in ("auto", str(model.dtype).removeprefix("torch."))
         ),
         "Latents (MLA) have one block for keys and values of all heads. Use a model without MLA.": model.use_mla,
         "Cross attention holds the encoder's tokens. Use a decoder.": model.is_encoder_decoder,
@@ -103,7 +111,7 @@ def _refusals(config: Any) -> dict[str, bool]:
     }
 
 
-_latest: tuple["weakref.ref[Any]", Settings | None] | None = None
+_servers: dict[int, tuple["weakref.ref[Any]", Settings | None]] = {}  # by identity, the last one last
 
 
 def settings_of(config: Any) -> Settings | None:
@@ -115,12 +123,13 @@ def settings_of(config: Any) -> Settings | None:
     Raises:
         TypeError, ValueError: something cannot be served; the message says what to do.
     """
-    global _latest
-    if _latest is None or _latest[0]() is not config:
+    server = _servers.pop(id(config), None)
+    if server is None or server[0]() is not config:
         additional = config.additional_config
         setting = additional.get(NAME) if isinstance(additional, Mapping) else None
-        _latest = weakref.ref(config), None if setting is None else _checked(config, setting)
-    return _latest[1]
+        server = weakref.ref(config), None if setting is None else _checked(config, setting)
+    _servers[id(config)] = server
+    return server[1]
 
 
 def _checked(config: Any, setting: Any) -> Settings:
@@ -134,9 +143,32 @@ def _checked(config: Any, setting: Any) -> Settings:
             f'{NAME}: with heads="shared" the mean over all KV heads decides, and tensor parallelism divides them over '
             'processes. Use {"heads": "separate"}.'
         )
+    if config.parallel_config.pipeline_parallel_size > 1:
+        if settings.unequal:
+            raise ValueError(
+                f"{NAME}: layers with budgets of their own share blocks, and pipeline parallelism divides them over "
+                'processes. Use {"allocator": "uniform"}, or --tensor-parallel-size.'
+            )
+        settings.no_snapshots = settings.no_snapshots or "pipeline parallelism divides the layers over processes"
+    if not config.cache_config.enable_prefix_caching:
+        settings.no_snapshots = "--no-enable-prefix-caching"
+    if len(settings.layers) != config.model_config.get_total_num_hidden_layers():
+        settings.no_snapshots = settings.no_snapshots or "some layers of this model slide, and are vLLM's own"
     return settings
 
 
 def latest() -> tuple[Any, Settings | None]:
     """The server whose settings were asked for last in this process, and these."""
-    return (None, None) if _latest is None else (_latest[0](), _latest[1])
+    if not _servers:
+        return None, None
+    config, settings = next(reversed(_servers.values()))
+    return config(), settings
+
+
+def live() -> list[Settings]:
+    """The settings of all servers in this process that evict."""
+    servers = [(key, config(), settings) for key, (config, settings) in _servers.items()]
+    for key, config, _ in servers:
+        if config is None:
+            del _servers[key]
+    return [settings for _, config, settings in servers if config is not None and settings is not None]

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
-from hf_paged_eviction.internals import LiveRequest, RequestTable
+from hf_paged_eviction.internals import Layout, LiveRequest, RequestTable
+
+from .owners import Holding
 
 # ---- scheduler ---------------------------------------------------------------------------------------------------
 
@@ -80,22 +82,37 @@ class State:
 
     Attributes:
         request: the request, with the tokens it has seen.
+        answer: the list of its answer, which tells requests apart.
+        holding: its blocks, as the workers were told.
         blocks: `[width]` its blocks.
         own: `[Q, W]`, see `GroupPages.own`; None if all sets are equal.
         block: `[Q]` the blocks that are overwritten.
-        before: `[Q]` the same at the last whole block of its text.
-        log: `[slots, Q]` numbers of the tokens that were overwritten since then.
-        layout: its layout at the last whole block of its text.
-        tail: number of tokens after that which came together; their slots hold what did not stay.
+        noted: what was noted for its snapshot; None = there are no snapshots.
     """
 
     request: LiveRequest
+    answer: Any
+    holding: Holding
     blocks: Tensor
     own: Tensor | None
     block: Tensor
+    noted: "Noted | None"
+
+
+@dataclass
+class Noted:
+    """A request at the last whole block of its text, and since then.
+
+    Attributes:
+        before: `[Q]` the blocks that were overwritten then.
+        log: `[slots, Q]` int32, numbers of the tokens that were overwritten since.
+        layout: its layout then.
+        tail: number of tokens since that came together; their slots hold what did not stay.
+    """
+
     before: Tensor
     log: Tensor
-    layout: Any
+    layout: Layout
     tail: int
 
 
@@ -113,7 +130,7 @@ class Undo:
         self._begun: dict[int, tuple[Any, int]] = {}  # by row: layout at the last whole block, and tail
         sets = table.layers * table.sets
         self.before = torch.zeros(rows, sets, dtype=torch.int64, device=table.device)
-        self.log = torch.zeros(rows, pages.slots, sets, dtype=torch.int64, device=table.device)
+        self.log = torch.zeros(rows, pages.slots, sets, dtype=torch.int32, device=table.device)
 
     def mark(self, entries: list[Any]) -> None:
         """These requests begin a block of their text."""
@@ -151,7 +168,7 @@ class Undo:
             at: `[n, Q]` numbers of the tokens in their sets.
         """
         pages, slot = self.pages, seen % self.pages.slots
-        self.log[rows, slot] = at
+        self.log[rows, slot] = at.int()
         old = pages.places(rows, at[..., None])[..., 0]
         self._move(old.flatten(), pages.places_in_block(rows, seen // pages.slots, slot).flatten())
 
@@ -160,13 +177,16 @@ class Undo:
         memory.write(*memory.read_slots(old), new)
         table.positions[new], table.scores[new] = table.positions[old], table.scores[old]
 
-    def state(self, request: LiveRequest) -> State:
-        """The state of a request, before its row is used again."""
-        row, own = request.number, self.pages.own
-        block, before, log = (tensor[row].clone() for tensor in (self.table.block, self.before, self.log))
-        own = None if own is None else own[row].clone()
+    def noted(self, request: LiveRequest) -> Noted:
+        """What was noted of a request, before its row is used again."""
+        row = request.number
         layout, tail = self._begun.get(row, (request.layout, 0))
-        return State(request, self.pages.blocks[row].clone(), own, block, before, log, layout, tail)
+        return Noted(self.before[row].clone(), self.log[row].clone(), layout, tail)
+
+    def restore(self, row: int, noted: Noted) -> None:
+        """The request has a row again."""
+        self.before[row], self.log[row] = noted.before, noted.log
+        self._begun[row] = noted.layout, noted.tail
 
     def take_back(self, request: LiveRequest, state: State, seen: int) -> None:
         """Make the state of a request, whose blocks are copied, what another one had after `seen` tokens.
@@ -174,16 +194,16 @@ class Undo:
         Raises:
             RuntimeError: it is not known any more.
         """
-        table, pages, row = self.table, self.pages, request.number
+        table, pages, row, noted = self.table, self.pages, request.number, state.noted
         later = state.request.seen - seen
-        if not 0 <= later <= pages.slots:
+        if noted is None or not 0 <= later <= pages.slots:
             raise RuntimeError(f"paged_eviction: a snapshot of {seen} tokens goes on from {state.request.seen}.")
         request.seen, request.scored = seen, state.request.scored
         if pages.own is not None and state.own is not None:
             pages.own[row, :, : state.own.shape[-1]] = state.own
-        layout = state.layout if later else state.request.layout
-        table._note_layout(request, layout)
-        table.block[row] = state.before if later else state.block
+        request.layout = layout = noted.layout if later else state.request.layout
+        table.give_row(request)
+        table.block[row] = noted.before if later else state.block
         at = torch.arange(self.kept, device=table.device)
         old, new = (pages.places_of_blocks(blocks[at]) for blocks in (state.blocks, pages.blocks[row]))
         table.positions[new], table.scores[new] = table.positions[old], table.scores[old]
@@ -192,14 +212,14 @@ class Undo:
         if not later:
             return
         saved = pages.places_of_blocks(state.blocks[seen // pages.slots][None])[0]
-        for slot in reversed(range(state.tail, later)):
+        for slot in reversed(range(noted.tail, later)):
             full = seen + slot >= full_at
-            places = pages.places(rows, state.log[slot][None, :, None])[0, :, 0]
+            places = pages.places(rows, noted.log[slot].long()[None, :, None])[0, :, 0]
             self._move(saved[full, slot], places[full])
-        if state.tail:  # tokens that came together: those that stayed and those that did not, in their order
+        if noted.tail:  # tokens that came together: those that stayed and those that did not, in their order
             limit = layout.limits[0]
             places = pages.places(rows, torch.arange(limit, device=table.device)[None, None])[0]  # [Q, limit]
-            every = torch.cat([places, saved[:, : state.tail]], dim=1)
+            every = torch.cat([places, saved[:, : noted.tail]], dim=1)
             positions = table.positions[every]
             order = positions.masked_fill(positions >= seen, seen).argsort(dim=1, stable=True)[:, :limit]
             self._move(every.gather(1, order).flatten(), places.flatten())

@@ -112,6 +112,10 @@ class EvictionManager(FullAttentionManager):
         """The claim of a request; if vLLM has not shown it yet, the largest one."""
         return self.claims.get(request_id) or self._claim(self.kv_cache_spec.kept(), self.kv_cache_spec.longest)
 
+    def _longest(self, request: Any) -> int:
+        """Most tokens of a request, as far as is known."""
+        return int(request.num_prompt_tokens + request.max_tokens)
+
     def _claim(self, kept: int, longest: int) -> Claim:
         return Claim(kept, min(kept + 1, cdiv(min(longest, self.kv_cache_spec.longest), self.block_size)))
 
@@ -130,15 +134,22 @@ class EvictionManager(FullAttentionManager):
         copied = self._get_num_evictable_blocks(hit)  # held beside their copies for a step
         if not apply_admission_cap:
             self._coming[request_id] = num_tokens, total_computed_tokens
-            have = len(self.req_to_blocks.get(request_id, ()))
+            have, copies = len(self.req_to_blocks.get(request_id, ())), copied
             if hit:
-                have, copied = total_computed_tokens // self.block_size, copied + len(hit)
-            needed: int = max(cdiv(num_tokens, self.block_size) - have, 0) + copied
-            return needed
+                have, copies = total_computed_tokens // self.block_size, copied + len(hit)
+            needed: int = max(cdiv(num_tokens, self.block_size) - have, 0) + copies
+            if request_id in self.req_to_blocks or not spec.reserve:
+                return needed
+            # A new request, which --no-scheduler-reserve-full-isl admits without having asked for its whole text.
+            return max(needed, self._to_admit(request_id, hit, copied))
         if not spec.reserve:
             most: int = spec.most_blocks(num_tokens) - self._owned(request_id) + copied
             return most
-        others = self.req_to_blocks.keys() - {request_id}
+        return self._to_admit(request_id, hit, copied)
+
+    def _to_admit(self, request_id: str, hit: Any, copied: int) -> int:
+        """Blocks that must be free, so that neither this request nor those that live are ever short of any."""
+        spec, others = self.kv_cache_spec, self.req_to_blocks.keys() - {request_id}
         still = sum(max(self.claim(other).most - self._owned(other), 0) for other in others)
         own = self.claim(request_id).most - self._owned(request_id) + bool(hit)
         chunk: int = cdiv(spec.in_flight, spec.block_size) if others else 0
@@ -200,10 +211,12 @@ class EvictionManager(FullAttentionManager):
         claim = self.claims.get(request.request_id)
         if claim is None:
             options = RequestOptions.of(request.sampling_params.extra_args)
-            budget, _ = options.within(self.kv_cache_spec.sizes)
-            claim = self._claim(self.kv_cache_spec.kept(budget), request.num_prompt_tokens + request.max_tokens)
+            budget, _ = options.within(self.kv_cache_spec.sizes, request.request_id)
+            claim = self._claim(self.kv_cache_spec.kept(budget), self._longest(request))
             claim.request, claim.usual = request, options == RequestOptions()
             self.claims[request.request_id] = claim
+        elif request.resumable:  # its next part may have come
+            claim.most = self._claim(claim.kept, self._longest(request)).most
         tokens, before = self._coming.get(request.request_id, (0, 0))  # not rounded, as `num_tokens` may be
         few = before == claim.singles_from and before % self.block_size == 0 and tokens - before < self.block_size
         if tokens - before > 1 and not (

@@ -101,7 +101,7 @@ def served(folder: Path, model: Any, options: dict[str, Any], **engine: Any) -> 
     settings = {"kv_cache_memory_bytes": 64 << 20, "max_num_seqs": 8} | settings
     model.set_attn_implementation("paged_eviction")
     llm = LLM(str(folder), skip_tokenizer_init=True, additional_config={"paged_eviction": options}, **settings)
-    own = {name: value for name, value in options.items() if name != "reserve"}
+    own = {name: value for name, value in options.items() if name not in ("reserve", "snapshots")}
     server = Server(llm, model, own, Record())
     _watch(server)
     try:

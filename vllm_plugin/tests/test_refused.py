@@ -1,12 +1,16 @@
 """What cannot be served is refused when the server starts, with the way out."""
 
+import gc
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from hf_paged_eviction_vllm import settings
+from hf_paged_eviction_vllm import contract, settings
 from hf_paged_eviction_vllm.contract import moved
+from hf_paged_eviction_vllm.processor import RequestOptionsProcessor
+from hf_paged_eviction_vllm.requests import RequestOptions
 from hf_paged_eviction_vllm.settings import Settings, settings_of
 from tiny_models import tiny
 
@@ -24,12 +28,16 @@ from tiny_models import tiny
         ({"budget": 64, "policy": "keydiff", "allocator": "cake"}, "decides by each prompt"),
         ({"budget": 16}, "Smallest legal budget"),
         ({"budget": 64, "reserve": "no"}, "true or false"),
+        ({"budget": 64, "snapshots": 1}, "true or false"),
         ([64], "table of settings"),
     ],
 )
 def test_settings(setting: Any, says: str) -> None:
     with pytest.raises((TypeError, ValueError), match=says):
         Settings(tiny("llama")[1].config, setting)
+
+
+PYRAMID = {"budget": 64, "allocator": "pyramid"}
 
 
 class Server(SimpleNamespace):
@@ -41,16 +49,19 @@ def _server(**changes: Any) -> Any:
     parts: dict[str, Any] = {
         "parallel_config": {
             "tensor_parallel_size": 1,
+            "pipeline_parallel_size": 1,
             "decode_context_parallel_size": 1,
             "prefill_context_parallel_size": 1,
             "enable_dbo": False,
         },
-        "cache_config": {"cache_dtype": "auto", "kv_sharing_fast_prefill": False},
+        "cache_config": {"cache_dtype": "auto", "kv_sharing_fast_prefill": False, "enable_prefix_caching": True},
         "model_config": {
             "use_mla": False,
             "is_encoder_decoder": False,
             "runner_type": "generate",
             "is_mm_prefix_lm": False,
+            "dtype": torch.float32,
+            "get_total_num_hidden_layers": lambda: 2,
             "hf_config": tiny("llama")[1].config,
             "hf_text_config": tiny("gemma2")[1].config,
         },
@@ -73,6 +84,11 @@ def _server(**changes: Any) -> Any:
         ({"speculative_config": object()}, "--speculative-config"),
         ({"kv_transfer_config": object()}, "--kv-transfer-config"),
         ({"cache_dtype": "fp8"}, "--kv-cache-dtype"),
+        ({"cache_dtype": "bfloat16"}, "--kv-cache-dtype"),
+        (
+            {"pipeline_parallel_size": 2, "additional_config": {"paged_eviction": PYRAMID}},
+            "pipeline parallelism divides them",
+        ),
         ({"use_mla": True}, "MLA"),
         ({"is_encoder_decoder": True}, "Cross attention"),
         ({"runner_type": "pooling"}, "Nothing is generated"),
@@ -91,7 +107,60 @@ def test_features(change: dict[str, Any], says: str) -> None:
 def test_a_server_without_the_setting() -> None:
     assert settings_of(_server(additional_config={}, speculative_config=object())) is None
     assert settings_of(_server()) is not None
-    settings._latest = None
+    settings._servers.clear()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({}, None),
+        ({"cache_dtype": "float32"}, None),
+        ({"enable_prefix_caching": False}, "--no-enable-prefix-caching"),
+        ({"pipeline_parallel_size": 2}, "pipeline"),
+        ({"get_total_num_hidden_layers": lambda: 4}, "slide"),
+        ({"additional_config": {"paged_eviction": {"budget": 64, "snapshots": False}}}, '"snapshots": false'),
+        ({"additional_config": {"paged_eviction": {"budget": 64, "policy": "snapkv"}}}, "watches queries"),
+    ],
+)
+def test_snapshots_are_on_or_a_reason_is_known(change: dict[str, Any], says: str | None) -> None:
+    change = {"additional_config": {"paged_eviction": {"budget": 64, "policy": "keydiff"}}} | change
+    server = settings_of(_server(**change))
+    assert server is not None
+    assert server.no_snapshots is says if says is None else says in str(server.no_snapshots)
+
+
+def test_without_names_of_vllm_there_are_no_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(contract.USED_BY_SNAPSHOTS, "v1.core.block_pool.BlockPool", "touch _gone")
+    contract.without_snapshots.cache_clear()
+    try:
+        server = settings_of(_server(additional_config={"paged_eviction": {"budget": 64, "policy": "keydiff"}}))
+    finally:
+        monkeypatch.undo()
+        contract.without_snapshots.cache_clear()
+    assert server is not None and "BlockPool._gone is gone" in str(server.no_snapshots)
+
+
+@pytest.mark.parametrize("budget", [True, 1, "64", 6.5, 0])
+def test_budgets_of_requests_that_are_none(budget: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="paged_eviction_budget"):
+        RequestOptions.of({"paged_eviction_budget": budget})
+
+
+def test_a_request_is_refused_if_every_server_refuses_it() -> None:
+    """Two servers in one process: vLLM does not say which one is asked."""
+    servers = [_server(additional_config={"paged_eviction": {"budget": budget}}) for budget in (128, 64)]
+    assert all(settings_of(server) for server in servers)
+
+    def asks(budget: int) -> None:
+        RequestOptionsProcessor.validate_params(SimpleNamespace(extra_args={"paged_eviction_budget": budget}))
+
+    asks(96)
+    with pytest.raises(ValueError, match="the budget of this server"):
+        asks(256)
+    del servers[0]
+    gc.collect()
+    with pytest.raises(ValueError, match="the budget of this server"):
+        asks(96)
 
 
 def test_nothing_that_is_used_is_missing() -> None:
