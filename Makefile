@@ -34,7 +34,7 @@ CANARY_TORCH ?= $(shell grep '^torch==' $(CONSTRAINTS))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo real say-demo say-real gpu gpu-dry quick test test-lab test-bare test-kernels test-real test-all test-notebooks test-families test-oldest test-versions test-serving test-served test-vllm \
-	test-canary test-next fuzz \
+	test-canary test-next fuzz fuzz-vllm \
 	notebooks docs docs-pages \
 	coverage mutate embedded build format clean
 
@@ -117,6 +117,9 @@ test-canary: ## the wheel, README and a minute of the contract suite on what pip
 
 test-next: ## the same with pre-releases
 	$(PYTHON) .ci/canary.py .venvs/next '$(CANARY_TORCH)' --pre
+
+fuzz-vllm: .venvs/vllm/.stamp ## draw servers of vLLM and compare every answer with a cache alone; SEEDS="0 100" (an hour)
+	$(ONE_THREAD) .venvs/vllm/bin/python vllm_plugin/tests/draw_servers.py $(or $(SEEDS),0 100)
 
 fuzz: .venv/.stamp-dev ## draw all options and calls together and compare with a slow cache; SECONDS=600 SEED=0
 	$(ONE_THREAD) .venv/bin/python tests/fuzz/run.py --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0)

@@ -29,6 +29,7 @@ TIED = {"tie_word_embeddings": True}
 #: By name: class of the configuration without "Config", and what it has beyond the common numbers.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
+    "llama_of_four": ("Llama", {"num_hidden_layers": 4}),
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {}),
     "mistral": ("Mistral", {"sliding_window": None}),

@@ -1,0 +1,163 @@
+"""Draws servers and what is asked of them, and compares every answer with `PagedEvictionCache` alone.
+
+`python vllm_plugin/tests/draw_servers.py FIRST LAST` runs the servers of these seeds and prints each that is wrong.
+"""
+
+import json
+import os
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import conftest  # noqa: F401  (the environment)
+
+POLICIES = ("keydiff", "snapkv", "h2o", "key_norm", "paged_eviction", "tova")
+LENGTHS = (5, 20, 33, 64, 97, 110, 150, 250, 400)
+
+
+@dataclass
+class Asked:
+    """A request.
+
+    Attributes:
+        prompt: its tokens.
+        own: its own options, as those of a cache.
+        begun: number of its first tokens that a snapshot held.
+    """
+
+    prompt: list[int]
+    own: dict[str, Any] = field(default_factory=dict)
+    begun: int = 0
+
+
+def server_of(rng: random.Random) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """A family of models, options of a cache and arguments of vLLM."""
+    family = rng.choice(["llama", "llama", "llama_of_four", "gemma3"])
+    layers = {"llama": 2, "llama_of_four": 4, "gemma3": 2}[family]
+    options: dict[str, Any] = {
+        "budget": rng.choice([64, 80, 96, 128, 160]),
+        "block_size": rng.choice([4, 8, 16]),
+        "policy": rng.choice(POLICIES),
+        "sink_tokens": rng.choice([0, 4, 16]),
+        "recent_tokens": rng.choice([0, 16]),
+        "heads": rng.choice(["shared", "separate"]),
+        "reserve": rng.random() < 0.8,
+        "snapshots": rng.random() < 0.8,
+    }
+    kind = rng.choice(["equal", "equal", "heads", "pyramid"])
+    if kind == "heads":
+        table = [[round(rng.uniform(0.05, 2.0), 2) for _ in range(2)] for _ in range(layers)]
+        options |= {"allocator": "heads:" + json.dumps(table), "heads": "separate"}
+    elif kind == "pyramid":
+        options |= {"allocator": "pyramid"}
+    engine: dict[str, Any] = {
+        "max_num_batched_tokens": rng.choice([48, 64, 128, 512]),
+        "kv_cache_memory_bytes": rng.choice([6, 16, 64]) << 20,
+        "max_num_seqs": rng.choice([3, 8]),
+        "enable_prefix_caching": rng.random() < 0.8,
+        "block_size": rng.choice([32, 32, 64]),
+        "scheduling_policy": rng.choice(["fcfs", "priority"]),
+    }
+    if rng.random() < 0.4:
+        engine["scheduler_cls"] = "hf_paged_eviction_vllm.scheduler.Scheduler"
+    return family, options, engine
+
+
+def requests_of(rng: random.Random, options: dict[str, Any], count: int) -> Iterator[Asked]:
+    """Requests, some of which begin alike; some have a budget and spans of their own."""
+    system = [rng.randrange(3, 500) for _ in range(rng.choice([40, 70, 100]))]
+    for _ in range(count):
+        text = [rng.randrange(3, 500) for _ in range(rng.choice(LENGTHS))]
+        asked = Asked(system + text if rng.random() < 0.4 else text)
+        if "allocator" not in options and rng.random() < 0.2:
+            start = rng.randrange(0, 40)
+            asked.own = {"protect": [(start, start + rng.randrange(1, 9))], "budget": options["budget"]}
+            if rng.random() < 0.5 and options["budget"] > 64:
+                asked.own["budget"] = 64
+        yield asked
+
+
+def run(seed: int, count: int = 10) -> list[str]:
+    """What is wrong with the server of a seed; empty = nothing."""
+    from vllm.exceptions import VLLMValidationError
+
+    from alone import answer
+    from engines import served
+    from hf_paged_eviction_vllm.spec import EvictionManager
+    from tiny_models import tiny
+
+    rng = random.Random(seed)
+    family, options, engine = server_of(rng)
+    folder, model = tiny(family)
+    wrong: list[str] = []
+    with served(folder, model, options, **engine) as server:
+        asked: dict[str, Asked] = {}
+        answers: dict[str, list[int]] = {}
+        cancelled = set()
+        (manager,) = server.record.managers
+        stock = manager.add_local_computed_blocks
+
+        def noted(request_id: str, blocks: Any, begun: int, *args: Any, **kwargs: Any) -> None:
+            asked[request_id.rsplit("-", 1)[0]].begun = begun
+            stock(request_id, blocks, begun, *args, **kwargs)
+
+        manager.add_local_computed_blocks = noted
+        assert isinstance(manager, EvictionManager)
+        for number, request in enumerate(requests_of(rng, options, count)):
+            name = f"r{number}"
+            if answers and rng.random() < 0.3:  # goes on from an answer
+                before = rng.choice([one for one in sorted(answers) if one in asked])
+                request.prompt = asked[before].prompt + answers[before] + request.prompt[:60]
+            extra = {f"paged_eviction_{key}": value for key, value in request.own.items()}
+            if "protect" in request.own:
+                extra["paged_eviction_protect"] = [list(span) for span in request.own["protect"]]
+            asked[name] = request
+            try:
+                server.add(name, request.prompt, rng.choice([1, 20, 60]), extra, priority=rng.randrange(3))
+            except VLLMValidationError:
+                del asked[name]
+            for _ in range(rng.randrange(0, 12)):
+                answers |= {key.split("-")[0]: tokens for key, tokens in server.step().items()}
+            if rng.random() < 0.1:
+                server.cancel(f"r{rng.randrange(0, number + 1)}")
+                cancelled.add(name)
+            if rng.random() < 0.05:
+                server.llm.llm_engine.reset_prefix_cache()
+        answers |= {key.split("-")[0]: tokens for key, tokens in server.finish().items()}
+        for name, request in asked.items():
+            if name not in answers:
+                continue
+            record = next(key for key in server.record.chunks if key.startswith(f"{name}-"))
+            chunks, done = server.record.chunks[record], server.record.read[record]
+            known, text = done - len(request.prompt), [*request.prompt, *answers[name]]
+            begun = request.begun if sum(chunks) < len(text) - 1 else 0
+            if begun > options["budget"]:  # of a state, which test_snapshots.py compares
+                continue
+            cuts = [begun] if begun else []
+            while sum(cuts) < done:
+                cuts.append(chunks[len(cuts) - bool(begun)])
+            wanted = answer(model, server.options | request.own, text[:done], cuts, len(answers[name]) - known)
+            if answers[name][known:] != wanted:
+                wrong.append(f"{name}: {len(request.prompt)} tokens in {cuts}, own options {request.own}")
+        try:
+            server.check_blocks()
+        except AssertionError as error:
+            wrong.append(f"blocks: {error}")
+    return [f"{family} {options} {engine}: {one}" for one in wrong]
+
+
+if __name__ == "__main__":
+    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+    first, last = map(int, sys.argv[1:3])
+    bad = 0
+    for seed in range(first, last):
+        try:
+            wrong = run(seed)
+        except Exception as error:
+            wrong = [f"{type(error).__name__}: {error}"]
+        bad += bool(wrong)
+        print(f"seed {seed}: {wrong or 'right'}", flush=True)
+    print(f"{last - first} servers, {bad} wrong")
+    sys.exit(bool(bad))
