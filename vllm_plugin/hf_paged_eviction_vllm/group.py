@@ -1,5 +1,6 @@
 """The requests of a group of layers: what the metadata of vLLM's batches says of them."""
 
+import logging
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from .settings import Settings
 from .snapshots import State, Undo
 from .spec import EvictionSpec
 from .step import VllmStep
+
+logger = logging.getLogger("vllm.paged_eviction")
 
 #: vLLM puts a block that belongs to no request here, into tables of batches that it makes up.
 _NO_BLOCK = 0
@@ -48,6 +51,8 @@ class Group:
                 'process and in one group of vLLM. Use allocator="uniform".'
             )
         self._refuse(config.compilation_config.static_forward_context)
+        if config.parallel_config.rank == 0 and id(config) not in planned:
+            logger.info("%s", summary(spec, config, settings))
         planned.add(id(config))
         self._most = 2 * config.scheduler_config.max_num_seqs
         self._rows: dict[int, int] = {}  # by first block, least recently used first
@@ -207,7 +212,7 @@ class Group:
         table, slots = self._table, self._spec.block_size
         assert table is not None  # noqa: S101  (for mypy)
         budget, spans = options_of(self._config, number).within(self._settings.sizes)
-        source = self._source(seen, budget, blocks) if seen > budget else None
+        source = self._source(seen, budget, blocks) if seen >= budget else None
         layout = Layout.equal(table.layers * table.sets, budget)
         request = LiveRequest(str(row), 0, self._shares_of(budget), layout, spans, row)
         self._requests[row], self._answers[row] = request, answer_of(self._config, number)
@@ -226,8 +231,8 @@ class Group:
             request.seen = seen
         return request
 
-    def _source(self, seen: int, budget: int, blocks: Tensor) -> State:
-        """The state of the request whose snapshot another one goes on from."""
+    def _source(self, seen: int, budget: int, blocks: Tensor) -> State | None:
+        """The state of the request whose snapshot another one goes on from; None = nothing was evicted of it."""
         kept, count = self._spec.kept(budget), seen // self._spec.block_size
         if count > kept:  # the scheduler has left a word in an entry that nothing reads
             first = int(blocks[count - 1])
@@ -242,6 +247,8 @@ class Group:
                 ends_here = 0 <= state.request.seen - seen <= self._spec.block_size
                 if ends_here and self._pages.holds_same(state.blocks[:kept], own):
                     return state
+        if seen == budget:
+            return None
         raise RuntimeError(
             f"paged_eviction: a request goes on after {seen} tokens from a snapshot that is not known here. Was it "
             'moved here by a feature that loads blocks? Leave that feature out, or use {"snapshots": false}.'
@@ -285,6 +292,18 @@ class Group:
         for place, layer in enumerate(layers):
             layer.impl.evicts = place
         return self._table
+
+
+def summary(spec: EvictionSpec, config: Any, settings: Settings) -> str:
+    """What a server does, in one line."""
+    kept, slots = spec.kept(), spec.block_size
+    snapshots = "on" if settings.no_snapshots is None else f"off ({settings.no_snapshots})"
+    return (
+        f"paged_eviction: policy {settings.policy.label}, {settings.budget} tokens per request and layer, allocator "
+        f"{settings.allocator.label}, profile {settings.profile}; a request keeps {kept} blocks of {slots} tokens, "
+        f"with at most {spec.most_blocks(spec.longest)} while a chunk is read (its text alone would be up to "
+        f"{-(-spec.longest // slots)}); snapshots {snapshots}."
+    )
 
 
 def spec_of(spec: Any, config: Any, settings: Settings) -> EvictionSpec:

@@ -18,6 +18,9 @@ logger = logging.getLogger("vllm.paged_eviction")
 
 Numbers = NDArray[np.int64]
 
+#: Lengths of text up to which all are tried: a second for 4,096 lengths of 90 heads.
+EXACT = 1 << 14
+
 
 @lru_cache(maxsize=128)
 def pages_of(limits: tuple[int, ...], slots: int) -> Numbers:
@@ -83,10 +86,15 @@ class LocalShares(Shares):
 
 
 def largest_part(shares: Shares, heads: int, parts: int, longest: int) -> float:
-    """How much more than their number some process's heads need, of `parts`, for any of many lengths of text."""
-    lengths = np.unique(np.linspace(shares.capacity, max(longest, shares.foreseen or 0) + 1, 512, dtype=np.int64))
+    """How much more than their number some process's heads need, of `parts`, for any length of text.
+
+    Every length up to `EXACT` tokens is tried, and 4,096 beyond; what a request needs at others is cut, see `fit`.
+    """
+    last, first = max(longest, shares.foreseen or 0) + 1, shares.capacity
+    exact = np.arange(first, min(last, EXACT) + 1)
+    lengths = np.union1d(exact, np.linspace(min(EXACT, last), last, 4096, dtype=np.int64))
     most = 1.0
-    for some in np.array_split(lengths, 4):
+    for some in np.array_split(lengths, -(-len(lengths) // 1024)):
         tokens = np.stack([share.expand(-1, heads).numpy() for share in shares.of_layers(some.tolist(), ())])
         of_parts = tokens.reshape(*tokens.shape[:2], parts, -1).mean((0, 3))
         most = max(most, float(of_parts.max()) / shares.capacity)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 #: Name of the environment variable with the path of the file.
-VARIABLE = "VLLM_PAGED_EVICTION_COUNTERS"
+VARIABLE = "PAGED_EVICTION_COUNTERS"
 
 #: By name: whether it only grows, and what it counts.
 METRICS = {
@@ -44,6 +44,10 @@ class Counters:
     def add(self, name: str, count: int) -> None:
         """Count."""
         self._numbers[list(METRICS).index(name)] += count
+
+    def put(self, name: str, number: int) -> None:
+        """Set what may shrink."""
+        self._numbers[list(METRICS).index(name)] = number
 
     def read(self) -> dict[str, int]:
         """All numbers, by name."""

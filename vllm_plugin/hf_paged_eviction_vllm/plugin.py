@@ -22,8 +22,9 @@ def register() -> None:
         return
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    from . import spec
+    from . import metrics, spec
 
+    metrics.make_file()
     spec.register()
     for name, path in BACKENDS.items():
         register_backend(AttentionBackendEnum[name], f"{__package__}.{path}")

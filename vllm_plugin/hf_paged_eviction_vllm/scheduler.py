@@ -1,4 +1,5 @@
-"""Schedulers that end the last chunk but one of each prompt with a whole block, so that a snapshot can begin there.
+"""Schedulers that end chunks of prompts where a snapshot can begin: at the last whole block, and where a beginning ends
+that another request had, too.
 
 `--scheduler-cls hf_paged_eviction_vllm.scheduler.AsyncScheduler` (`Scheduler` with `--no-async-scheduling`). Stock
 schedulers have the place for this, but use it for models with Mamba layers only.
@@ -8,6 +9,8 @@ from typing import Any
 
 from vllm.v1.core.sched import async_scheduler, scheduler
 
+from .spec import EvictionManager
+
 
 class _Cutting:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -15,9 +18,12 @@ class _Cutting:
         self.need_mamba_block_aligned_split = True
 
     def _mamba_block_aligned_split(self, request: Any, num_new_tokens: int, *computed: int) -> int:
-        start = request.num_computed_tokens + sum(computed)
-        last = request.num_prompt_tokens // self.block_size * self.block_size  # type: ignore[attr-defined]
-        return last - start if start < last < start + num_new_tokens else num_new_tokens
+        start, size = request.num_computed_tokens + sum(computed), self.block_size  # type: ignore[attr-defined]
+        ends = [request.num_prompt_tokens // size * size]
+        for manager in self.kv_cache_manager.coordinator.single_type_managers:  # type: ignore[attr-defined]
+            if isinstance(manager, EvictionManager) and manager.keeps_snapshots and not start:
+                ends.append(manager.shared(request))
+        return min([end - start for end in ends if start < end < start + num_new_tokens], default=num_new_tokens)
 
 
 class Scheduler(_Cutting, scheduler.Scheduler):

@@ -19,6 +19,7 @@ class Settings(Setup):
 
     Attributes:
         reserve: whether a request is admitted only if the blocks of its budget are free, so that none is preempted.
+        profile: the file with its profile, as it was named; None = none was.
         no_snapshots: why what a request holds when it ends is not kept for those that begin like it; None = it is.
 
     Args:
@@ -48,6 +49,7 @@ class Settings(Setup):
                 raise TypeError(f"{NAME}.{name} is true or false, got {flag!r}.")
         self.reserve = flags["reserve"]
         super().__init__(config, options)
+        self.profile = options.get("profile")
         self.no_snapshots = self._no_snapshots(flags["snapshots"])
         if options.get("policy", "auto") == "auto":
             logger.warning(

@@ -8,6 +8,7 @@ anything else meanwhile: slot `n` of block `b` of a request holds what its token
 """
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,16 +30,16 @@ class Snapshot:
     Attributes:
         blocks: those that it kept, and the one with what was overwritten since.
         keys: their names in the pool, which takes them away when it reuses a block.
+        text: hash of its text.
         seen: number of tokens of its text.
         origin: id of the request.
-        used: how often it was found.
     """
 
     blocks: list[Any]
     keys: list[Any]
+    text: bytes
     seen: int
     origin: str
-    used: int = 0
 
     @classmethod
     def of(cls, blocks: list[Any], text: bytes, group: int, seen: int, origin: str, pool: Any) -> "Snapshot":
@@ -49,7 +50,7 @@ class Snapshot:
         ]
         for block, key in zip(blocks, keys, strict=True):
             pool._insert_block_hash(key, block, num_tokens=seen)
-        return cls(blocks, keys, seen, origin)
+        return cls(blocks, keys, text, seen, origin)
 
     @property
     def is_whole(self) -> bool:
@@ -71,6 +72,30 @@ def snapshots_of(pool: Any) -> dict[bytes, Snapshot]:
         for text in [text for text, snapshot in known.items() if not snapshot.is_whole]:
             del known[text]
     return known
+
+
+class Beginnings:
+    """How the latest requests began, by the hashes of their blocks; not more than `MOST` of these."""
+
+    MOST = 1 << 14
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, None] = {}
+
+    def note(self, hashes: Sequence[bytes]) -> None:
+        """A request begins so."""
+        for text in hashes:
+            self._known.pop(text, None)
+            self._known[text] = None
+        while len(self._known) > self.MOST:
+            del self._known[next(iter(self._known))]
+
+    def longest(self, hashes: Sequence[bytes]) -> int:
+        """Number of the first blocks with which an earlier request began, too."""
+        count = 0
+        while count < len(hashes) and hashes[count] in self._known:
+            count += 1
+        return count
 
 
 # ---- workers -----------------------------------------------------------------------------------------------------

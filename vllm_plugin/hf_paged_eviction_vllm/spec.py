@@ -1,5 +1,6 @@
 """The scheduler's side: how many blocks a request owns. Counts decide; nothing comes back from the workers."""
 
+import logging
 from dataclasses import dataclass, fields
 from math import gcd
 from typing import Any
@@ -11,8 +12,11 @@ from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 from hf_paged_eviction.internals import BlockBudget
 
+from .metrics import counters
 from .requests import RequestOptions
-from .snapshots import Snapshot, snapshots_of
+from .snapshots import Beginnings, Snapshot, snapshots_of
+
+logger = logging.getLogger("vllm.paged_eviction")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +63,8 @@ class EvictionSpec(FullAttentionSpec):
         Sets hold whole blocks of eviction and take whole pages, so each leaves less than a page unused; all sets of a
         request together hold its budget.
         """
-        tokens = self.sizes.capacity if budget is None else budget
+        # Requests with smaller budgets have other shares: where heads are divided, they keep as many blocks.
+        tokens = self.sizes.capacity if budget is None or self.part > 1 else budget
         unused = self.block_size - gcd(self.sizes.block_size, self.block_size) if self.unequal else 0
         return int(cdiv(int(tokens * self.part) + unused, self.block_size))
 
@@ -81,16 +86,20 @@ class Claim:
     Attributes:
         kept: number of its first blocks that it keeps.
         most: largest number of blocks that it will ever need outside of chunks.
+        budget: its budget in tokens.
         request: the request; None = vLLM has not shown it yet.
         usual: whether it has no options of its own.
+        shared: number of its first tokens with which others begin, too; 0 = not known of any.
         singles_from: its tokens when it last brought several at once, but for few after a whole block: the workers can
             take back what came since.
     """
 
     kept: int
     most: int
+    budget: int = 0
     request: Any = None
     usual: bool = False
+    shared: int = 0
     singles_from: int = 0
 
 
@@ -107,6 +116,13 @@ class EvictionManager(FullAttentionManager):
         self.enable_caching = True  # shows each request to `cache_blocks`, with --no-enable-prefix-caching too
         self.claims: dict[str, Claim] = {}
         self._coming: dict[str, tuple[int, int]] = {}  # tokens with those of the step, and before
+        self._counters = counters()
+        self._beginnings = Beginnings()
+        self._copied: list[Snapshot] = []  # they are there once the copies of this step have been made
+        self.keeps_snapshots = kv_cache_spec.snapshots and self.block_pool.enable_caching
+        if self.keeps_snapshots and not hasattr(self, "_pending_cow_copies"):
+            self.keeps_snapshots = False
+            logger.warning("No snapshots: the installed vLLM copies no blocks for a request.")
 
     def claim(self, request_id: str) -> Claim:
         """The claim of a request; if vLLM has not shown it yet, the largest one."""
@@ -163,8 +179,10 @@ class EvictionManager(FullAttentionManager):
         self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
     ) -> None:
         """See `SingleTypeKVCacheManager`."""
-        last = processed_computed_tokens // self.block_size
-        self._remove_blocks_in_range(request_id, self.claim(request_id).kept, last)
+        kept, last = self.claim(request_id).kept, processed_computed_tokens // self.block_size
+        before = self.block_pool.get_num_free_blocks()
+        self._remove_blocks_in_range(request_id, kept, last)
+        self._counters.add("blocks_freed", self.block_pool.get_num_free_blocks() - before)
 
     @classmethod
     def find_longest_cache_hit(
@@ -182,7 +200,6 @@ class EvictionManager(FullAttentionManager):
             for count in range(min(max_length // size, len(block_hashes)), 0, -1):
                 snapshot = known.get(block_hashes[count - 1])
                 if snapshot is not None and snapshot.is_whole:
-                    snapshot.used += 1
                     return (list(snapshot.blocks),), count * size
         return tuple([] for _ in kv_cache_group_ids), 0
 
@@ -194,6 +211,8 @@ class EvictionManager(FullAttentionManager):
         count = num_local_computed_tokens // self.block_size
         kept = min(self.kv_cache_spec.kept(), count)
         if sources:
+            self._counters.add("snapshot_hits", 1)
+            self._counters.add("tokens_not_read_again", num_local_computed_tokens)
             self.block_pool.touch(sources)  # vLLM releases both ends of a copy once it is done
             copies = self.block_pool.get_new_blocks(len(sources))
             for place, (source, copy) in enumerate(zip(sources, copies, strict=True)):
@@ -213,11 +232,18 @@ class EvictionManager(FullAttentionManager):
             options = RequestOptions.of(request.sampling_params.extra_args)
             budget, _ = options.within(self.kv_cache_spec.sizes, request.request_id)
             claim = self._claim(self.kv_cache_spec.kept(budget), self._longest(request))
-            claim.request, claim.usual = request, options == RequestOptions()
+            claim.budget, claim.request, claim.usual = budget, request, options == RequestOptions()
+            if claim.usual and self.keeps_snapshots:
+                claim.shared = self.shared(request)
+                self._beginnings.note(request.block_hashes[: budget // self.block_size])
             self.claims[request.request_id] = claim
         elif request.resumable:  # its next part may have come
             claim.most = self._claim(claim.kept, self._longest(request)).most
         tokens, before = self._coming.get(request.request_id, (0, 0))  # not rounded, as `num_tokens` may be
+        if 0 < before == claim.shared:
+            self._copy_beginning(claim)
+        self._counters.add("tokens_evicted", max(tokens - claim.budget, 0) - max(before - claim.budget, 0))
+        self._count_held()
         few = before == claim.singles_from and before % self.block_size == 0 and tokens - before < self.block_size
         if tokens - before > 1 and not (
             few and before > self.kv_cache_spec.sizes.capacity and not self.kv_cache_spec.unequal
@@ -228,9 +254,11 @@ class EvictionManager(FullAttentionManager):
         """See `SingleTypeKVCacheManager`."""
         claim = self.claims.pop(request_id, None)
         self._coming.pop(request_id, None)
-        if claim is not None and claim.usual and self.kv_cache_spec.snapshots and self.block_pool.enable_caching:
+        if claim is not None and claim.usual and self.keeps_snapshots:
             self._keep_snapshot(claim)
-        return super().pop_blocks_for_free(request_id)  # type: ignore[no-any-return]
+        blocks: list[Any] = super().pop_blocks_for_free(request_id)
+        self._count_held(leaving=sum(not block.is_null for block in blocks))
+        return blocks
 
     def _keep_snapshot(self, claim: Claim) -> None:
         """Make what a request holds known, as of the last whole block of its text.
@@ -246,7 +274,7 @@ class EvictionManager(FullAttentionManager):
             return
         if request.num_computed_tokens <= budget:
             held = blocks[:count]
-        elif count > claim.kept and count * size >= claim.singles_from:
+        elif count >= claim.kept and count * size >= claim.singles_from:
             held = blocks[: claim.kept] + blocks[count : count + 1]
         else:
             return
@@ -257,6 +285,45 @@ class EvictionManager(FullAttentionManager):
         if before is not None:
             before.forget(self.block_pool)
         known[text] = Snapshot.of(held, text, self.kv_cache_group_id, count * size, request.request_id, self.block_pool)
+        self._counters.add("snapshots", 1)
+
+    # ---- a beginning that many share ------------------------------------------------------------------------------
+
+    def shared(self, request: Any) -> int:
+        """Number of its first tokens with which an earlier request began, in whole blocks and within the budget.
+
+        Nothing of them is evicted yet, so their blocks are a snapshot. 0 = none, or there is a snapshot already.
+        """
+        size, known = self.block_size, snapshots_of(self.block_pool)
+        most = min(self.kv_cache_spec.sizes.capacity, request.num_prompt_tokens - 1) // size
+        count = self._beginnings.longest(request.block_hashes[:most])
+        snapshot = known.get(request.block_hashes[count - 1]) if count else None
+        return 0 if snapshot is not None and snapshot.is_whole else count * size
+
+    def _copy_beginning(self, claim: Claim) -> None:
+        """Keep a copy of what a request holds, before its next tokens come, if blocks are left over."""
+        pool, request, count = self.block_pool, claim.request, claim.shared // self.block_size
+        claim.shared = 0
+        sources = self.req_to_blocks[request.request_id][:count]
+        if pool.get_num_free_blocks() < count + self._to_admit(request.request_id, (), 0):
+            return
+        pool.touch(sources)  # as in `add_local_computed_blocks`
+        copies = pool.get_new_blocks(count)
+        self._pending_cow_copies.extend(zip(sources, copies, strict=True))
+        text, group = request.block_hashes[count - 1], self.kv_cache_group_id
+        self._copied.append(Snapshot.of(copies, text, group, count * self.block_size, request.request_id, pool))
+
+    def take_pending_cow_copies(self) -> Any:
+        """See `SingleTypeKVCacheManager`. A copy is a snapshot from the next step on: before, its bytes are missing."""
+        for snapshot in self._copied:
+            snapshots_of(self.block_pool)[snapshot.text] = snapshot
+        self._counters.add("snapshots", len(self._copied))
+        self._copied.clear()
+        return super().take_pending_cow_copies()
+
+    def _count_held(self, leaving: int = 0) -> None:
+        pool = self.block_pool
+        self._counters.put("blocks_held", pool.num_gpu_blocks - 1 - pool.get_num_free_blocks() - leaving)
 
 
 def register() -> None:

@@ -11,6 +11,7 @@ from vllm import LLM, SamplingParams
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
 from alone import answer
+from hf_paged_eviction_vllm.settings import _servers
 from hf_paged_eviction_vllm.spec import EvictionManager
 
 
@@ -55,10 +56,29 @@ class Server:
     def scheduler(self) -> Any:
         return self.llm.llm_engine.engine_core.engine_core.scheduler
 
-    def add(self, name: str, prompt: Sequence[int], new: int, extra: dict[str, Any] | None = None) -> None:
-        """A request arrives."""
+    def add(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        new: int,
+        extra: dict[str, Any] | None = None,
+        salt: str | None = None,
+        anew: bool = False,
+        **more: Any,
+    ) -> None:
+        """A request arrives.
+
+        Args:
+            extra: its own options.
+            salt: keeps its text apart.
+            anew: whether it reads all of its text.
+            more: arguments of vLLM's `add_request`.
+        """
         parameters = SamplingParams(max_tokens=new, temperature=0, detokenize=False, ignore_eos=True, extra_args=extra)
-        self.llm.llm_engine.add_request(name, {"prompt_token_ids": list(prompt)}, parameters)
+        if anew:
+            parameters.skip_reading_prefix_cache = True
+        text = {"prompt_token_ids": list(prompt)} | ({"cache_salt": salt} if salt else {})
+        self.llm.llm_engine.add_request(name, text, parameters, **more)
 
     def step(self) -> dict[str, list[int]]:
         """One step; the answers that are complete."""
@@ -109,6 +129,7 @@ def served(folder: Path, model: Any, options: dict[str, Any], **engine: Any) -> 
     finally:
         llm.llm_engine.engine_core.shutdown()
         del llm, server
+        _servers.clear()  # something may hold the configuration for a while
         cleanup_dist_env_and_memory()  # the next model may need groups that this one did not
         gc.collect()
 

@@ -44,8 +44,9 @@ def test_a_scheduler_that_frees_too_much_is_found(policy: str, monkeypatch: pyte
         stock(manager, request_id, *args, **kwargs)
         claim.kept = kept
 
-    (folder, model), rng = tiny("llama"), random.Random(0)
-    with served(folder, model, {"budget": 96, "policy": policy}, kv_cache_memory_bytes=4 << 20) as server:
+    (folder, model), rng, pool = tiny("llama"), random.Random(0), 16 * 32 * 2 * 2 * 64 * 4  # 16 blocks
+    options = {"budget": 96, "policy": policy, "reserve": False}
+    with served(folder, model, options, kv_cache_memory_bytes=pool, max_num_batched_tokens=64) as server:
         monkeypatch.setattr(EvictionManager, "remove_skipped_blocks", frees_one_more)
         server.add("one", drawn(rng, 150), 60)
         server.step()

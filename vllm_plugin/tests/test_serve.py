@@ -78,6 +78,13 @@ def complete(address: str, prompt: list[int], **more: Any) -> tuple[int, Any]:
         return error.code, json.load(error)
 
 
+def metrics(address: str) -> dict[str, float]:
+    """What `/metrics` says of this package."""
+    with urllib.request.urlopen(f"{address}/metrics", timeout=60) as response:
+        lines = response.read().decode().splitlines()
+    return {name: float(value) for name, value in (line.split() for line in lines if "paged_eviction" in line[:20])}
+
+
 @pytest.mark.parametrize("which", ["embedded", pytest.param("smollm2", marks=real_model.REAL)])
 def test_requests_over_http(which: str, tmp_path: Path) -> None:
     if which == "smollm2":
@@ -101,4 +108,10 @@ def test_requests_over_http(which: str, tmp_path: Path) -> None:
             assert body["choices"][0]["token_ids"] == answer(model, options | own, prompt, CHUNKS, 40), asked
         status, body = complete(address, prompt, vllm_xargs={"paged_eviction_bugdet": 64})
         assert status == 400 and "paged_eviction_budget" in body["error"]["message"]
+        numbers = metrics(address)
+        assert numbers["vllm:paged_eviction_tokens_evicted_total"] == len(cases) * (sum(CHUNKS) + 39) - sum(
+            (options | own)["budget"] for _, own in cases
+        )
+        assert numbers["vllm:paged_eviction_blocks_freed_total"] > 0
+    assert "paged_eviction: policy " in logs.read_text()
     assert "enabling logging without default stat loggers" not in logs.read_text()

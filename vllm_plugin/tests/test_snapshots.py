@@ -1,13 +1,15 @@
 """Conversations: what a request held when it ended is where the next turn begins."""
 
 import copy
+import itertools
 import random
+import time
 from typing import Any
 
 import pytest
 import torch
 
-from alone import cache_of
+from alone import answer, cache_of
 from engines import Server, drawn, served
 from hf_paged_eviction_vllm.snapshots import snapshots_of
 from tiny_models import tiny
@@ -24,6 +26,7 @@ class Chats:
         self.prompts: dict[str, list[int]] = {}
         self.answers: dict[str, list[int]] = {}
         self.begun: dict[str, tuple[str, int]] = {}  # request: whose snapshot, and its tokens
+        self.preempted = 0
         self.new, self._add = 0, self._manager.add_local_computed_blocks
         self._manager.add_local_computed_blocks = self._noted
 
@@ -33,10 +36,14 @@ class Chats:
         self.begun[request] = origin, count
         self._add(request, blocks, count, *args)
 
-    def run(self) -> None:
+    def run(self, preempt_every: int = 0) -> None:
         for chat in range(len(self._texts)):
             self._ask(chat)
-        while self._server.llm.llm_engine.has_unfinished_requests():
+        for step in itertools.count(1):
+            if not self._server.llm.llm_engine.has_unfinished_requests():
+                break
+            if preempt_every and step % preempt_every == 0:
+                self._preempt()
             for request, tokens in self._server.step().items():
                 name = request.split("-")[0]
                 chat = int(name.split("t")[0][1:])
@@ -45,6 +52,15 @@ class Chats:
                 self.new += len(tokens)
                 if self._turn[chat] < self._turns:
                     self._ask(chat)
+
+    def _preempt(self) -> None:
+        """The request that came last loses its blocks, as when none are left."""
+        scheduler = self._server.scheduler
+        if scheduler.running:
+            request = scheduler.running.pop()
+            scheduler._preempt_request(request, time.monotonic())
+            scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
+            self.preempted += 1
 
     def _ask(self, chat: int) -> None:
         user, name = drawn(self._rng, self._rng.randrange(90, 131)), f"c{chat}t{self._turn[chat]}"
@@ -63,10 +79,11 @@ class Chats:
         wanted, states = set(self.begun.values()), {}
         for name in sorted(self.answers, key=lambda name: int(name.split("t")[1])):
             request, text = requests[name], self.prompts[name] + self.answers[name]
-            begun = self.begun.get(request)
+            chunks, done = self._server.record.chunks[request], self._server.record.read[request]
+            begun = self.begun.get(request) if sum(chunks) < len(text) - 1 else None  # that before a preemption is over
             cache = copy.deepcopy(states[begun]) if begun else cache_of(self._server.model.config, self._server.options)
             at, given = begun[1] if begun else 0, []
-            for count in self._server.record.chunks[request]:
+            for count in chunks:
                 for stop in range(at + 1, at + count):  # within a chunk, if nothing was evicted yet
                     if (request, stop) in wanted:
                         states[request, stop] = copy.deepcopy(cache)
@@ -75,16 +92,16 @@ class Chats:
                 at += count
                 if (request, at) in wanted:
                     states[request, at] = copy.deepcopy(cache)
-                if at >= len(self.prompts[name]):
+                if at >= done:
                     given.append(int(logits.argmax()))
-            assert given == self.answers[name], name
+            assert given == self.answers[name][done - len(self.prompts[name]) :], name
 
     def _feed(self, tokens: list[int], cache: Any) -> Any:
         return self._server.model(input_ids=torch.tensor([tokens]), past_key_values=cache).logits[0, -1]
 
 
 @pytest.mark.parametrize(
-    ("options", "engine", "answer", "most"),
+    ("options", "engine", "new", "most"),
     [
         ({"policy": "keydiff"}, {}, 40, 1.25),
         ({"policy": "paged_eviction", "heads": "separate", "block_size": 4}, {}, 40, 1.25),
@@ -93,12 +110,106 @@ class Chats:
         ({"policy": "keydiff"}, {"kv_cache_memory_bytes": 3 << 20, "max_num_seqs": 4}, 40, 9.0),  # the pool reuses them
     ],
 )
-def test_turns_go_on_from_snapshots(options: dict[str, Any], engine: dict[str, Any], answer: int, most: float) -> None:
+def test_turns_go_on_from_snapshots(options: dict[str, Any], engine: dict[str, Any], new: int, most: float) -> None:
     folder, model = tiny("llama")
     with served(folder, model, {"budget": 256} | options, max_model_len=2048, **engine) as server:
-        chats = Chats(server, 6, 6, answer)
+        chats = Chats(server, 6, 6, new)
         chats.run()
         server.check_blocks()
         assert chats.begun
         assert chats.read <= most * chats.new
+        chats.check()
+
+
+def _ask(server: Server, name: str, prompt: list[int], new: int, **more: Any) -> tuple[list[int], int]:
+    """The answer to a request alone, and how many of its tokens were read."""
+    server.add(name, prompt, new, **more)
+    (given,) = server.finish().values()
+    request = next(request for request in server.record.chunks if request.startswith(f"{name}-"))
+    return given, sum(server.record.chunks[request]) - new + 1
+
+
+CUTTING = {"scheduler_cls": "hf_paged_eviction_vllm.scheduler.Scheduler"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"policy": "keydiff"}, {"policy": "keydiff", "allocator": "heads:[[1.0, 0.3], [2.0, 0.7]]"}, {"block_size": 4}],
+)
+def test_a_beginning_that_many_share(options: dict[str, Any]) -> None:
+    """The second request finds it, the third one begins with it."""
+    (folder, model), rng = tiny("llama"), random.Random(1)
+    with served(folder, model, {"budget": 128, "policy": "key_norm"} | options, **CUTTING) as server:
+        system = drawn(rng, 104)
+        prompts = [system + drawn(rng, 90 + 20 * number) for number in range(5)]
+        reads = []
+        for number, prompt in enumerate(prompts):
+            given, read = _ask(server, f"r{number}", prompt, 20)
+            chunks = server.record.chunks[next(name for name in server.record.chunks if name.startswith(f"r{number}-"))]
+            begun = len(prompt) - read
+            reads.append(begun)
+            first = [] if not begun else [begun]
+            wanted = answer(model, server.options, prompt, [*first, *chunks[: len(chunks) - 19]], 20)
+            assert given == wanted, number
+        assert reads == [0, 0, 96, 96, 96]
+        server.check_blocks()
+
+
+def test_the_same_prompt_again() -> None:
+    (folder, model), rng = tiny("llama"), random.Random(1)
+    with served(folder, model, {"budget": 128, "policy": "keydiff"}, **CUTTING) as server:
+        prompt = drawn(rng, 100)
+        answers, reads = zip(*(_ask(server, f"r{number}", prompt, 60) for number in range(4)), strict=True)
+        assert reads == (100, 100, 4, 4)
+        assert answers[0] == answers[1] == answers[2] == answers[3]
+        assert list(answers[0]) == answer(model, server.options, prompt, [100], 60)
+
+
+@pytest.mark.parametrize("extra", range(0, 33, 8))
+def test_a_snapshot_about_as_long_as_the_kept_blocks(extra: int) -> None:
+    """With single tokens, a request that goes on says what the first one went on to say."""
+    (folder, model), rng = tiny("llama"), random.Random(extra)
+    for options in ({"budget": 96}, {"budget": 80, "heads": "separate"}):
+        with served(folder, model, {"policy": "keydiff"} | options) as server:
+            prompt = drawn(rng, 90)
+            first, _ = _ask(server, "first", prompt, 7 + extra)
+            text = prompt + first
+            seen = (len(text) - 1) // 32 * 32
+            again, read = _ask(server, "again", text[: seen + 1], 10)
+            assert read == 1
+            whole, _ = _ask(server, "whole", prompt, 60, extra={"paged_eviction_budget": options["budget"]})
+            assert again == whole[seen + 1 - 90 :][:10]
+
+
+def test_what_is_not_shared() -> None:
+    """Salts keep texts apart, a reset forgets all, and requests with options of their own leave and take nothing."""
+    (folder, model), rng = tiny("llama"), random.Random(2)
+    with served(folder, model, {"budget": 96, "policy": "keydiff"}) as server:
+        prompt = drawn(rng, 150)
+        given, _ = _ask(server, "first", prompt, 40)
+        text = prompt + given + drawn(rng, 30)
+        begun = len(text) - (150 + 39) // 32 * 32
+
+        def read(name: str, **more: Any) -> int:
+            return _ask(server, name, text, 2, **more)[1]
+
+        assert read("salted", salt="other") == len(text)
+        assert read("options", extra={"paged_eviction_budget": 64}) == len(text)
+        assert read("unread", anew=True) == len(text)
+        assert read("same") == begun
+        assert server.llm.llm_engine.reset_prefix_cache()
+        assert read("after") == len(text)
+        server.check_blocks()
+
+
+@pytest.mark.parametrize("allocator", ["uniform", "heads:[[1.0, 0.3], [2.0, 0.7]]"])
+def test_turns_with_preemption(allocator: str) -> None:
+    """A request that is preempted goes on from the snapshot of the turn before, too."""
+    folder, model = tiny("llama")
+    options = {"budget": 128, "policy": "keydiff", "allocator": allocator, "heads": "separate"}
+    with served(folder, model, options, max_num_batched_tokens=128) as server:
+        chats = Chats(server, 4, 4, 40)
+        chats.run(preempt_every=15)
+        server.check_blocks()
+        assert chats.preempted > 4 and chats.begun
         chats.check()
