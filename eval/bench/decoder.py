@@ -64,8 +64,6 @@ class Decoder:
         extra: dict[str, Any] = {}
         if "next_sequence_length" in self._accepted:
             extra["next_sequence_length"] = 1
-        if "cache_position" in self._accepted:  # before transformers 5.4
-            extra["cache_position"] = position[0]
         inputs = self.model.prepare_inputs_for_generation(
             self.token,
             **{CACHE_ARGUMENT: self.held.cache},

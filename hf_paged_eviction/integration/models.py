@@ -17,9 +17,8 @@ from transformers.cache_utils import DynamicLayer
 
 from .cache_argument import CACHE_NAMES
 
-#: Of models that keep a linear state and growing keys and values in the same layer; None in releases that keep linear
-#: states in cache classes of the models' own.
-LINEAR_AND_FULL: type | None = getattr(cache_utils, "LinearAttentionAndFullAttentionLayer", None)
+#: Of models that keep a linear state and growing keys and values in the same layer.
+LINEAR_AND_FULL: type = cache_utils.LinearAttentionAndFullAttentionLayer
 _FIXED_SIZE_NAMES = (
     "DummyLayer",  # checked one by one, because they came in different releases
     "DynamicSlidingWindowLayer",
@@ -34,7 +33,6 @@ _SLOT_DEPENDENT = {"bloom": "ALiBi", "mpt": "ALiBi", "reformer": "axial position
     "xlnet".split(),
     "a relative position bias",
 )
-_RECURRENT = ("linear_attention", "conv", "mamba", "recurrent", "hybrid")
 # States of models other than keys and values, and the arguments that carry them between forwards.
 _OTHER_STATE = {"openai-gpt": "reads the whole text in every forward", "xlstm": "keeps a recurrent state of its own"}
 _STATE_ARGUMENTS = ("cache_params", "state")
@@ -193,20 +191,13 @@ def layer_plan(config: Any) -> list[Any]:
     A layer with a linear state next to keys and values is the one that `DynamicCache` makes; `is_paged` is true for it.
 
     Raises:
-        ValueError: `DynamicCache` cannot be made for this model, it keeps a state of its own, or this transformers
-            release keeps its recurrent state outside its cache classes.
+        ValueError: `DynamicCache` cannot be made for this model, or it keeps a state of its own.
     """
     text = config.get_text_config(decoder=True)
-    types = getattr(text, "layer_types", None) or []
     cross_attention = cross_attention_layers(config)
     plan: list[Any] = []
     for index, layer in enumerate(_dynamic_layers(config)):
         paged = type(layer) is DynamicLayer and index not in cross_attention
-        if paged and index < len(types) and any(name in types[index] for name in _RECURRENT):
-            raise ValueError(
-                f"This transformers release keeps the {types[index]!r} state of {text.model_type} in a cache class of "
-                "its own. Upgrade transformers (5.14 or later serves hybrid models)."
-            )
         plan.append(None if paged else layer)
     if any(is_paged(layer) for layer in plan):
         _check_keeps_no_other_state(text)

@@ -376,5 +376,5 @@ class Forwards:
                 f"In this transformers release {self._model_type} builds its attention mask without asking the cache "
                 "what it holds, so after an eviction it would mask the wrong tokens. Only one unpadded prompt in one "
                 "forward and single tokens after it are possible (for several rows, pass attention_mask= of ones to "
-                "the cache). Upgrade transformers to 5.14 or later, or use a budget that holds the whole text."
+                "the cache). Use a budget that holds the whole text."
             )

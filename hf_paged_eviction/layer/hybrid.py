@@ -4,16 +4,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import LinearAttentionAndFullAttentionLayer, LinearAttentionLayer
 
 from ..table.rollback import columns_to_remove, crop_all_or_none
 from .moves import check_crop
 from .paged import PagedLayer
 from .states import rows_of
-
-try:
-    from transformers.cache_utils import LinearAttentionAndFullAttentionLayer, LinearAttentionLayer
-except ImportError:  # earlier releases have no such layers
-    LinearAttentionAndFullAttentionLayer = LinearAttentionLayer = object
 
 
 class HybridLayer(LinearAttentionAndFullAttentionLayer):  # type: ignore[misc]

@@ -174,8 +174,6 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """-1: any number of tokens may be fed."""
         return -1
 
-    get_max_cache_shape = get_max_length  # its name before transformers 5.13
-
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
         """Note dtype and device. For tensors without tokens (`early_initialization`), make the storage for the whole
         budget.

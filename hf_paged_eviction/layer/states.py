@@ -4,11 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-
-try:
-    from transformers.cache_utils import LinearAttentionLayer
-except ImportError:  # earlier releases have no such layers
-    LinearAttentionLayer = type(None)
+from transformers.cache_utils import LinearAttentionLayer
 
 
 class LinearStates:

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from transformers.cache_utils import Cache
-
 from ..integration.models import is_latent_attention, is_paged
 from ..policies import EvictionPolicy
 from ..queries.attention import PAGED_EVICTION
@@ -27,8 +25,6 @@ def check_static(config: Any, plan: Sequence[Any], attention: str | None, policy
     Raises:
         ValueError: not supported; the message gives the reason and what to use instead.
     """
-    if not hasattr(Cache, "get_query_offset"):
-        raise ValueError("static=True needs transformers 5.14 or later. Upgrade, or use static=False.")
     if policy.needs.queries and is_latent_attention(config):
         raise ValueError(
             f"static=True: {policy.label!r} compares queries with keys, and this model caches latents (MLA). Use "

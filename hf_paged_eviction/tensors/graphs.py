@@ -1,10 +1,9 @@
 """What graphs of a compiled model are told: calls that stay outside, and tensors that stay where they are."""
 
-import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,13 +19,11 @@ _REASON = (
     "a PagedEvictionCache counts tokens outside of graphs. fullgraph=True needs PagedEvictionCache(..., static=True) "
     "and forwards of one token; leave fullgraph out for any other"
 )
-#: torch shows this reason if a graph must not break; releases before 2.7 take no reason.
-_TOLD: dict[str, Any] = {"reason": _REASON} if "reason" in inspect.signature(torch.compiler.disable).parameters else {}
 
 
 def outside_graphs(call: Callable[_P, _T]) -> Callable[_P, _T]:
     """Decorator for functions that compiled code may call but must not contain, such as forwards of several tokens."""
-    disabled: Callable[_P, _T] = torch.compiler.disable(call, **_TOLD)
+    disabled: Callable[_P, _T] = torch.compiler.disable(call, reason=_REASON)
     return disabled
 
 
@@ -42,7 +39,7 @@ def _leave_graphs() -> None:
 
 #: Run the rest of a compiled call as it is, up to its end. Where graphs and calls that stay outside take turns, torch
 #: compiles every function between two of these by itself, for every layer.
-leave_graphs: Callable[[], None] = torch.compiler.disable(_leave_graphs, recursive=False, **_TOLD)
+leave_graphs: Callable[[], None] = torch.compiler.disable(_leave_graphs, recursive=False, reason=_REASON)
 
 
 @cache

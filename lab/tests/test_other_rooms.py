@@ -122,9 +122,8 @@ def test_no_step_waits(way: str, policy: str, folder: Path) -> None:
 
 def test_refused(disposal: str) -> None:
     for options, message in (({"bits": 4}, "bits="), ({"static": True}, "static=True")):
-        if "static" not in options or models.HAS_HYBRID_CACHE:
-            with pytest.raises(ValueError, match=message):
-                cache_of(disposal, **options)
+        with pytest.raises(ValueError, match=message):
+            cache_of(disposal, **options)
     if disposal != "merge":
         with pytest.raises(ValueError, match=r"attention"):
             models.paged(models.shared("llama").config, 24, 4, disposal=disposal, policy="recency")

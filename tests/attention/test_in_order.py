@@ -70,7 +70,6 @@ PLAN = [(0, 40), (40, 52), (52, 60), *((at, at + 1) for at in range(60, 70)), (7
 
 
 @there
-@models.needs_514
 @pytest.mark.parametrize("bits", [None, 4])
 @pytest.mark.parametrize("policy", ["keydiff", "snapkv"])
 def test_a_model_reads_chunks_as_under_masks(policy: str, bits: int | None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -285,10 +285,6 @@ def test_cross_attention_layers_stay_whole() -> None:
 @pytest.mark.parametrize("family", models.HYBRID)
 def test_recurrent_layers_are_untouched(family: str) -> None:
     config = models.family_config(family)
-    if not models.HAS_HYBRID_CACHE:
-        with pytest.raises(ValueError, match="Upgrade transformers"):
-            PagedEvictionCache(config, budget=64)
-        return
     cache = PagedEvictionCache(config, budget=64)
     assert [index for index, _ in cache.paged_layers] == [1]
     assert type(cache.layers[0]).__name__ == "LinearAttentionLayer"
@@ -314,12 +310,9 @@ def test_nothing_that_can_evict_warns_once_of_the_users_line() -> None:
 def test_longrope_warns_once() -> None:
     factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     rope = {"rope_type": "longrope", **factors}
-    if models.VERSION >= (5, 0):
-        changes: dict[str, Any] = {
-            "rope_parameters": {"rope_theta": 10000.0, "original_max_position_embeddings": 64, **rope}
-        }
-    else:
-        changes = {"rope_scaling": {"type": "longrope", **factors}}
+    changes: dict[str, Any] = {
+        "rope_parameters": {"rope_theta": 10000.0, "original_max_position_embeddings": 64, **rope}
+    }
     config = models.family_config("phi3", original_max_position_embeddings=64, **changes)
     messages = caught(lambda: PagedEvictionCache(config, budget=64, policy="keydiff"))
     assert len(messages) == 1

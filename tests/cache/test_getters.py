@@ -14,7 +14,7 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 
 #: Methods that ask, of a cache and of a layer. What is no method is a property.
-ASKING = ("get_seq_length", "get_max_length", "get_max_cache_shape", "stats", "block_table", "__repr__", "__len__")
+ASKING = ("get_seq_length", "get_max_length", "stats", "block_table", "__repr__", "__len__")
 #: These take note of being asked, see `PagedEvictionCache.is_sliding` and `scores.refresh`.
 NOTING = ("is_sliding", "get_mask_sizes", "block_scores")
 

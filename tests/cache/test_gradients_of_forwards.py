@@ -31,8 +31,6 @@ def forward(model: Any, cache: Any, start: int, stop: int) -> torch.Tensor:
 @pytest.mark.parametrize("spans", [[(0, 20), (20, 40)], [(0, 20), (20, 21), (21, 22)]], ids=["chunks", "steps"])
 @pytest.mark.parametrize("settings", WAYS, ids=str)
 def test_over_several_forwards(settings: dict[str, Any], spans: list[tuple[int, int]]) -> None:
-    if settings.get("static") and models.VERSION < (5, 14):
-        pytest.skip("static=True needs transformers 5.14")
     model = models.build("llama", "paged_eviction")
     sizes: dict[str, Any] = {"budget": 64, "block_size": 4, "policy": "keydiff", **settings}
     cache, quiet = models.paged(model.config, **sizes), models.paged(model.config, **sizes)

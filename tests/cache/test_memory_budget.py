@@ -48,9 +48,9 @@ def test_bytes_come_back_as_they_were_given(text: str) -> None:
     [
         "llama",
         "deepseek_v3",
-        pytest.param("gemma3", marks=models.needs_514),
-        pytest.param("falcon_h1", marks=models.needs_514),
-        pytest.param("qwen3_next", marks=models.needs_514),
+        "gemma3",
+        "falcon_h1",
+        "qwen3_next",
     ],
 )
 def test_as_much_as_fits(family: str) -> None:
@@ -106,7 +106,6 @@ def test_rows_that_come_later_come_on_top() -> None:
     assert cache.stats().storage_bytes == 3 * 2 * 24 * TOKEN
 
 
-@models.needs_514
 def test_static() -> None:
     model, inputs = models.shared("llama"), modes.batch("two_turns", True)
     cache = make(model, memory=2 * 3 * 24 * TOKEN, static=True)
@@ -163,7 +162,6 @@ def test_a_wider_layer_later_is_refused() -> None:
     assert cache.budget == 12
 
 
-@models.needs_514
 def test_storage_made_early() -> None:
     model = models.shared("llama")
     shape = {"batch_size": 3, "num_heads": 2, "head_dim": 8, "dtype": torch.float32, "device": torch.device("cpu")}

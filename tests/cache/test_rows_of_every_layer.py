@@ -10,8 +10,6 @@ import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
 
-pytestmark = pytest.mark.skipif(not models.HAS_HYBRID_CACHE, reason="such models bring caches of their own")
-
 
 @pytest.mark.parametrize(
     "change",

@@ -88,7 +88,7 @@ BEFORE = (40, 1, 1, 1)
 
 @pytest.mark.parametrize("policy", NAMES)
 def test_every_policy_goes_on(tmp_path: Path, policy: str) -> None:
-    static = models.VERSION >= (5, 14) and len(policy) % 2 == 0
+    static = len(policy) % 2 == 0
     run(models.shared("llama", OURS), tmp_path, True, BEFORE, (1, 1, 6, 1), policy=policy, static=static)
 
 
@@ -96,8 +96,8 @@ def test_every_policy_goes_on(tmp_path: Path, policy: str) -> None:
 @pytest.mark.parametrize("family", [*models.FAMILIES, *models.SHARED, *models.LINEAR_AND_FULL])
 def test_every_family_goes_on(tmp_path: Path, family: str, static: bool) -> None:
     reason = models.unavailable(family)
-    if reason or (static and models.VERSION < (5, 14)):
-        pytest.skip(reason or "static=True needs transformers 5.14 or later")
+    if reason:
+        pytest.skip(reason)
     model = models.shared(family)
     settings = {"policy": "keydiff"} if family == "deepseek_v3" else {}
     try:
@@ -151,7 +151,6 @@ def test_saving_and_loading_change_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["context.safetensors"]
 
 
-@models.needs_514
 def test_compiled_steps_go_on(tmp_path: Path) -> None:
     """The same graph serves the loaded cache."""
     torch._dynamo.reset()
@@ -179,7 +178,7 @@ def test_compiled_steps_go_on(tmp_path: Path) -> None:
     same(parts(cache), parts(again))
 
 
-@pytest.mark.parametrize("static", [False, pytest.param(True, marks=models.needs_514)])
+@pytest.mark.parametrize("static", [False, True])
 def test_one_context_serves_different_questions(tmp_path: Path, static: bool) -> None:
     """Answers are those of each question alone, whatever the others are."""
     model = models.shared("llama", OURS)

@@ -96,9 +96,7 @@ def test_a_failed_write_leaves_what_was_there(path: Path, monkeypatch: pytest.Mo
         ("qwen2", {}, "model_type: 'llama' in the file, 'qwen2' here"),
         (
             "llama",
-            {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
-            if models.VERSION >= (5, 0)
-            else {"rope_theta": 500.0},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
             "rope rope_theta: 10000.0 in the file, 500.0 here",
         ),
     ],

@@ -71,8 +71,6 @@ def test_gpt_neo_with_local_layers() -> None:
 
 @pytest.mark.parametrize("mode", ["greedy", "direct"])
 def test_gpt_neo_without_local_layers_is_exact(mode: str) -> None:
-    if models.VERSION < (5, 14):
-        pytest.skip("builds its masks by itself, see test_models_of_their_own.py")
     sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global"], 2]]}
     config = config_of("gpt_neo", **sizes, max_position_embeddings=256)
     model = models.randomise(AutoModelForCausalLM.from_config(config, attn_implementation="eager"), 0)
@@ -335,8 +333,6 @@ def test_looped_layers_are_exact(settings: dict[str, Any], padded: bool) -> None
     ],
 )
 def test_the_warning_says_what_happens(family: str, settings: dict[str, Any], says: str) -> None:
-    if not models.HAS_HYBRID_CACHE:
-        pytest.skip("has other layer types")
     with pytest.warns(UserWarning, match="layer") as caught:
         PagedEvictionCache(config_of(family, **settings), budget=64, policy="keydiff")
     assert says in str(caught[0].message)

@@ -60,8 +60,7 @@ def test_flash_is_exact(family: str, mode: str, padded: bool) -> None:
     if reason := models.cannot_crop(family, mode):
         pytest.skip(reason)
     model = flash_model(family)
-    recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
-    cache = models.paged(model.config, budget=24, block_size=4, record_past=recording)
+    cache = models.paged(model.config, budget=24, block_size=4)
     with exact(model, cache, poison=True):
         modes.run(model, cache, mode, *modes.batch(mode, padded))
 

@@ -86,7 +86,7 @@ def _keep_of_all(self: Store, keys: Any, values: Any, kept: Any, held: int, arri
     self.exact.find(arrived.positions, arrived.count, states)
 
 
-@pytest.mark.parametrize("static", [False, pytest.param(True, marks=models.needs_514)])
+@pytest.mark.parametrize("static", [False, True])
 def test_copy_reset_offload_and_rows(static: bool) -> None:
     model, cache, ids, mask = filled(static=static)
     copied, moved, repeated = (copy.deepcopy(cache) for _ in range(3))

@@ -116,7 +116,6 @@ def test_no_more_graphs_than_with_a_dynamic_cache(attention: str, kind: str) -> 
     assert frames <= of_one_layer[0] and graphs <= compilations("sdpa", 2, "dynamic")[1]
 
 
-@models.needs_514
 @pytest.mark.parametrize("attention", ["sdpa", pytest.param("paged_eviction", marks=pytest.mark.all_cases)])
 def test_a_static_cache_reads_prompts_outside(attention: str) -> None:
     """Prompts are not compiled layer by layer; steps are."""

@@ -16,7 +16,6 @@ from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 pytestmark = [
     pytest.mark.contract,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.skipif(not models.HAS_HYBRID_CACHE, reason="static=True needs transformers 5.14"),
 ]
 
 

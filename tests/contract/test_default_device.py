@@ -33,8 +33,6 @@ HEADS = Heads.of([[0.4, 1.6], [1.2, 0.8]])
 )
 def test_the_same_text(settings: dict[str, Any]) -> None:
     """With "meta" as the default device, a number that lies there by mistake cannot be read."""
-    if settings.get("static") and not models.HAS_HYBRID_CACHE:
-        pytest.skip("static=True needs transformers 5.14")
     model = models.build("llama", "paged_eviction")
     ids, mask = models.left_pad(models.prompts([60, 45, 33], seed=1))
     texts = []

@@ -100,7 +100,6 @@ def test_direct_forward_without_position_ids(padded: bool) -> None:
             assert cache.get_seq_length() == stop
 
 
-@pytest.mark.skipif(models.VERSION < (5, 14), reason="earlier versions slice such a prompt to nothing")
 def test_second_turn_with_only_the_new_ids() -> None:
     model = models.shared("llama")
     ids, mask = models.left_pad(models.prompts([30]))

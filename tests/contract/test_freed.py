@@ -27,9 +27,9 @@ def no_search_for_circles() -> Iterator[None]:
     ("family", "settings"),
     [
         ("llama", {}),
-        pytest.param("llama", {"static": True}, marks=models.needs_514),
+        ("llama", {"static": True}),
         ("llama", {"policy": "h2o"}),
-        pytest.param("llama", {"policy": "h2o", "static": True}, marks=models.needs_514),
+        ("llama", {"policy": "h2o", "static": True}),
         ("llama", {"policy": "snapkv", "allocator": "cake"}),
         ("llama", {"policy": "snapkv", "allocator": "ada_kv", "heads": "separate"}),
         ("llama", {"bits": 4}),

@@ -16,7 +16,6 @@ from reference import Recorder, assert_exact
 
 pytestmark = [
     pytest.mark.contract,
-    pytest.mark.skipif(not models.HAS_HYBRID_CACHE, reason="such models bring caches of their own"),
 ]
 
 

@@ -40,10 +40,7 @@ def test_wrapped_masks_hand_foreign_caches_through() -> None:
     seen: dict[str, Any] = {}
     inner = wrapped.__wrapped__
     settings = {"batch_size": 2, "attention_mask": mask, "allow_is_causal_skip": False}
-    if models.VERSION >= (5, 4):
-        settings |= {"q_length": 9, "kv_length": 9, "q_offset": 0, "kv_offset": 0}
-    else:
-        settings |= {"cache_position": torch.arange(9), "kv_length": 9, "kv_offset": 0}
+    settings |= {"q_length": 9, "kv_length": 9, "q_offset": 0, "kv_offset": 0}
     for name, function in (("wrapped", wrapped), ("inner", inner)):
         seen[name] = function(**settings)
     assert torch.equal(seen["wrapped"], seen["inner"])

@@ -149,8 +149,6 @@ def test_a_look_at_one_layer_parts_it_for_one_turn(model: Any) -> None:
 @pytest.mark.parametrize("static", [False, True])
 def test_a_clock_around_every_choice(model: Any, static: bool) -> None:
     """For a cache that has already chosen, too; and it can be taken away again."""
-    if static and models.VERSION < (5, 14):
-        pytest.skip("static caches need transformers 5.14")
     cache = models.paged(model.config, budget=24, block_size=4, static=static, policy="paged_eviction")
     ids, mask = text(padded=False, width=60)
     modes.forward(model, cache, ids, mask, 0, 30)

@@ -1,8 +1,4 @@
-"""Models that built their masks by themselves until some version of transformers: exact, or refused.
-
-Such a model never asks the cache how long its keys are, so with pads, or with several tokens after an eviction, its
-mask does not fit what the cache holds, and nothing would tell.
-"""
+"""Models that built their masks by themselves before transformers 5.14: exact."""
 
 from typing import Any
 
@@ -33,43 +29,17 @@ def build(family: str) -> Any:
     return models.randomise(model, 0)
 
 
-def refused(refusal: Exception) -> bool:
-    """Whether an error says what is wrong: ours names the mask, and torch is loud where the shapes do not fit."""
-    assert models.VERSION < (5, 14), "every model asks the cache by now"
-    return "mask" in str(refusal) or "must match the size of tensor" in str(refusal)
-
-
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", ["greedy", "direct"])
 @pytest.mark.parametrize("family", SIZES)
-def test_exact_or_refused(family: str, mode: str, padded: bool) -> None:
+def test_exact_by_themselves(family: str, mode: str, padded: bool) -> None:
     model = build(family)
     ids, mask = modes.batch(mode, padded)
     cache = PagedEvictionCache(model.config, budget=24, block_size=4, attention_mask=mask)
     with Recorder(model, cache) as recorder:
-        try:
-            modes.run(model, cache, mode, ids, mask)
-        except (RuntimeError, ValueError, NotImplementedError) as refusal:
-            assert refused(refusal)
-            return
+        modes.run(model, cache, mode, ids, mask)
     assert_evicted(recorder)
     assert_exact(model, recorder)
-
-
-@pytest.mark.parametrize("mode", ["greedy", "direct"])
-@pytest.mark.parametrize("family", SIZES)
-def test_a_batch_of_unknown_padding_evicts_nothing(family: str, mode: str) -> None:
-    """Told by nobody, the cache must not go on to the first eviction."""
-    model = build(family)
-    cache = PagedEvictionCache(model.config, budget=24, block_size=4)
-    try:
-        modes.run(model, cache, mode, *modes.batch(mode, padded=True))
-    except (RuntimeError, ValueError, NotImplementedError) as refusal:
-        assert refused(refusal)
-        assert cache.stats().evicted_tokens == 0
-    else:
-        assert models.VERSION >= (5, 14), "silently wrong"
-        assert cache.stats().evicted_tokens > 0
 
 
 @pytest.mark.parametrize("family", SIZES)

@@ -47,7 +47,7 @@ def test_ragged_turns_are_exact(family: str) -> None:
 def test_plain_generate_after_assisted_stays_bounded() -> None:
     """generate never switches recording off again; what waits is committed by the next forward."""
     model = models.shared("llama")
-    cache = models.paged(model.config, budget=24, block_size=4, record_past=models.NEEDS_RECORDING_FLAG)
+    cache = models.paged(model.config, budget=24, block_size=4)
     ids, mask = modes.batch("prompt_lookup", padded=False)
     text = modes.generate(model, cache, ids, mask, 10, prompt_lookup_num_tokens=3)
     assert cache.layers[0].record_past

@@ -18,7 +18,6 @@ from processes import in_processes
 pytestmark = [
     pytest.mark.contract,
     pytest.mark.skipif(torch.__version__ < "2.13", reason="devices in Python are new in torch"),
-    pytest.mark.skipif(not models.HAS_HYBRID_CACHE, reason="static=True needs transformers 5.14"),
 ]
 
 

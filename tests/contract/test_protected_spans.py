@@ -119,7 +119,6 @@ def test_what_does_not_go_together_is_refused() -> None:
         modes.forward(model, cache, ids, mask, 0, 20)
 
 
-@models.needs_514
 def test_a_static_cache_protects_before_its_first_forward_only() -> None:
     model = models.shared("llama", OURS)
     ids, mask = models.left_pad(models.prompts([20] * 3))

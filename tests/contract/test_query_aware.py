@@ -25,8 +25,7 @@ ROOMY = 160
 def test_same_as_dynamic(mode: str, padded: bool) -> None:
     inputs = modes.batch(mode, padded)
     plain, ours = models.shared("llama"), models.shared("llama", OURS)
-    recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
-    cache = models.paged(ours.config, budget=ROOMY, block_size=4, policy="h2o", record_past=recording)
+    cache = models.paged(ours.config, budget=ROOMY, block_size=4, policy="h2o")
     expected = modes.run(plain, modes.dynamic(plain), mode, *inputs)
     assert modes.run(ours, cache, mode, *inputs).tolist() == expected.tolist()
 

@@ -163,7 +163,7 @@ def same(states: Tensor, counted: Tensor) -> bool:
     return torch.allclose(real_states, real_states[:1].expand_as(real_states), atol=1e-4)
 
 
-@pytest.mark.parametrize("static", [False, pytest.param(True, marks=models.needs_514)], ids=["dynamic", "static"])
+@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
 def test_left_pads_do_not_shift_positions(static: bool) -> None:
     """One token repeated, in rows of different lengths: unrotated queries and keys are the same everywhere."""
     model, policy = models.shared("llama", "paged_eviction"), Looks()

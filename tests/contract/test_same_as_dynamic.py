@@ -30,8 +30,7 @@ def expected(family: str, attention: str, mode: str, padded: bool, seed: int) ->
 
 def roomy(model: object, mode: str = "", **settings: object) -> PagedEvictionCache:
     policy = {} if "deepseek" not in type(model).__name__.lower() else {"policy": "keydiff"}
-    recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
-    return models.paged(model.config, **{"budget": ROOMY, "record_past": recording, **policy, **settings})
+    return models.paged(model.config, **{"budget": ROOMY, **policy, **settings})
 
 
 def check(family: str, attention: str, mode: str, padded: bool, seed: int = 0, **settings: object) -> None:

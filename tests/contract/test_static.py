@@ -21,7 +21,7 @@ from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.store.store import Store
 
-pytestmark = [pytest.mark.contract, models.needs_514]
+pytestmark = pytest.mark.contract
 
 MODES = tuple(mode for mode in modes.MODES if mode not in modes.SPECULATIVE)
 TEXT = torch.stack(models.prompts([130] * 3, seed=5))

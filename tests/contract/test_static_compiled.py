@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
+from transformers import CompileConfig
 
 import models
 import modes
@@ -18,11 +20,7 @@ from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.precision import few_bits
 
-pytestmark = [pytest.mark.contract, models.needs_514]
-
-if models.VERSION >= (5, 14):
-    from torch._dynamo.utils import counters
-    from transformers import CompileConfig
+pytestmark = pytest.mark.contract
 
 TEXT = torch.stack(models.prompts([120] * 2, seed=5))
 

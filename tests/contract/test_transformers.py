@@ -237,8 +237,6 @@ def test_a_cache_is_made_of_given_layers() -> None:
 
 
 def test_a_linear_state_beside_attention() -> None:
-    if not models.HAS_HYBRID_CACHE:
-        pytest.skip("not there before transformers 5.14")
     hybrid = cache_utils.LinearAttentionAndFullAttentionLayer
     takes = inspect.signature(cache_utils.LinearAttentionLayer.__init__).parameters
     need("number_of_states" in takes, "linear layers have no number_of_states=.", "layer/hybrid.py and layer/states.py")
@@ -255,8 +253,6 @@ def test_what_assisted_decoding_asks(model: Any) -> None:
     ids = torch.arange(1, 9).repeat(1, 3)
     model.generate(ids, prompt_lookup_num_tokens=2, max_new_tokens=8, do_sample=False, **{CACHE_ARGUMENT: cache})
     need("crop" in cache.names, "assisted decoding takes tokens back without crop.", "cache.py (crop)")
-    if models.NEEDS_RECORDING_FLAG:
-        return
     calls = [name for name in cache.names if name in ("activate_past_recording", "is_croppable", "update")]
     need(
         calls[0] == "activate_past_recording",

@@ -6,12 +6,10 @@ import pytest
 from transformers import LlamaConfig, PreTrainedConfig
 
 import counted
-import models
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.precision import fused, native
 
 
-@models.needs_514
 def test_calls_are_few() -> None:
     """What a reader can follow; where there are more, they are printed."""
     limits = {
@@ -39,7 +37,6 @@ THIRTY = {
 }
 
 
-@models.needs_514
 @pytest.mark.skipif(native.missing() is not None, reason=str(native.missing()))
 def test_calls_of_thirty_layers_only_fall(tmp_path: Path) -> None:
     """A profile gives each head a budget of its own, and 4 bits. All layers still choose at once, then only write."""
@@ -54,7 +51,6 @@ def test_calls_of_thirty_layers_only_fall(tmp_path: Path) -> None:
             assert calls <= most_calls and files <= most_files, (name, now, THIRTY[name])
 
 
-@models.needs_514
 def test_operators_are_few() -> None:
     """With some slack: a release of transformers or torch may do with a few more."""
     limits = {
@@ -70,7 +66,6 @@ def test_operators_are_few() -> None:
         assert least <= limits[name][0] and mean <= limits[name][1], (name, least, mean)
 
 
-@models.needs_514
 def test_operators_in_few_bits_are_few_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "_missing", lambda device: "not now")
     case = {"policy": "keydiff", "bits": 4, "budget": 384}  # so many tokens that they are read as they lie

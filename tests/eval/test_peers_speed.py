@@ -11,10 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import LlamaConfig
 
-import models
-
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-pytestmark = pytest.mark.skipif(models.VERSION < (5, 14), reason="it compares with the caches of current transformers")
 
 
 def tiny(_: str) -> LlamaConfig:

@@ -30,8 +30,6 @@ from hf_paged_eviction_eval.verify import checking, session
 from hf_paged_eviction_eval.verify.checking import make_plan
 from hf_paged_eviction_eval.verify.report import Check
 
-pytestmark = pytest.mark.skipif(models.VERSION < (5, 14), reason="older releases refuse static caches")
-
 
 def outcomes(report: Verification) -> set[str]:
     return {check.outcome for check in report.checks}

@@ -76,7 +76,6 @@ def test_the_way_out_is_not_shown_where_there_is_none() -> None:
         feed(model, cache, 0, 60)
 
 
-@models.needs_514
 def test_static_caches_warn_too() -> None:
     model = models.build("llama", max_position_embeddings=60)
     ids, mask = models.left_pad(models.prompts([50]))

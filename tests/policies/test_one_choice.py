@@ -56,8 +56,6 @@ def test_heads_of_sage_kv_choose_apart_and_those_of_tova_together() -> None:
 
 @pytest.mark.parametrize("static", [False, True])
 def test_lazy_eviction_scores_where_it_decides(static: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if static and models.VERSION < (5, 14):
-        pytest.skip("static=True needs transformers 5.14 or later")
     calls = []
     right = LazyEviction.score
 

@@ -82,7 +82,6 @@ def says(model: Any, cache: Any, plan: list[tuple[int, int]]) -> torch.Tensor:
 PLAN = [(0, 22), (22, 29), *((at, at + 1) for at in range(29, 45)), (45, 50), *((at, at + 1) for at in range(50, 60))]
 
 
-@models.needs_514
 @pytest.mark.parametrize("policy", ["paged_eviction", "keydiff", "h2o", "snapkv"])
 @pytest.mark.parametrize("bits", [8, 4, 3, (4, 2)], ids=str)
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
@@ -132,7 +131,7 @@ def test_eager(reads: Reads, budget: int, family: str, settings: dict[str, Any])
 
 
 @pytest.mark.parametrize(("few", "read"), [(95, 24), (96, 24), (97, None)])  # 24 slots, 2 rows, 2 KV heads
-@pytest.mark.parametrize("static", [False, pytest.param(True, marks=models.needs_514)])
+@pytest.mark.parametrize("static", [False, True])
 def test_few_tokens_are_decoded(
     reads: Reads, monkeypatch: pytest.MonkeyPatch, static: bool, few: int, read: int | None
 ) -> None:
@@ -150,7 +149,6 @@ def test_what_needs_keys_gets_them(reads: Reads) -> None:
     assert not reads and cache.stats().evicted_tokens > 0
 
 
-@models.needs_514
 def test_another_attention_after_the_prompt_gets_keys(reads: Reads) -> None:
     model = models.build("llama", "paged_eviction")
     cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy="keydiff", bits=4, static=True)
@@ -161,7 +159,6 @@ def test_another_attention_after_the_prompt_gets_keys(reads: Reads) -> None:
     assert len(reads) == 2 * len(model.model.layers)
 
 
-@models.needs_514
 def test_a_compiled_step_reads_codes() -> None:
     """In one graph, which knows of no attention to keys and values."""
     from transformers import CompileConfig

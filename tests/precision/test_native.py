@@ -203,7 +203,6 @@ _COMPILED = {
 
 
 @compiled
-@models.needs_514
 @pytest.mark.parametrize("budget", [24, 44])
 @pytest.mark.parametrize("family", _COMPILED)
 def test_compiled_steps_call_it(family: str, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,6 @@ def divergence(expected: Tensor, actual: Tensor) -> float:
 
 
 @pytest.mark.skipif(native.missing() is not None, reason=str(native.missing()))
-@models.needs_514
 @pytest.mark.parametrize("policy", ["keydiff", "snapkv", "key_norm"])
 @pytest.mark.parametrize("bits", [4, 2])
 def test_two_ways_differ_less_than_the_bits(policy: str, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,8 +45,6 @@ def test_the_same_as_reading(family: str, settings: dict[str, Any], split: int |
 
 
 def test_layers_with_a_state_of_their_own_read_the_text() -> None:
-    if not models.HAS_HYBRID_CACHE:
-        pytest.skip("no such layers in this release")
     model = models.shared("falcon_h1", "paged_eviction")
     ids = models.prompts([40])[0][None]
     with torch.no_grad():

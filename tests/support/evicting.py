@@ -31,8 +31,7 @@ KINDS = [pytest.param(mode, marks=() if mode in DISTINCT else pytest.mark.all_ca
 
 
 def binding(model: object, mode: str, **settings: object) -> PagedEvictionCache:
-    recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
-    defaults = {"budget": 24, "block_size": 4, "record_past": recording}
+    defaults = {"budget": 24, "block_size": 4}
     if "deepseek" in type(model).__name__.lower():
         defaults["policy"] = "keydiff"
     return models.paged(model.config, **{**defaults, **settings})

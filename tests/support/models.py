@@ -21,11 +21,6 @@ from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 VOCABULARY = 120
 PAD = 0
 VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-#: Before 5.14 assisted decoding does not tell the cache that it will crop.
-NEEDS_RECORDING_FLAG = VERSION < (5, 14)
-needs_514 = pytest.mark.skipif(VERSION < (5, 14), reason="needs transformers 5.14 or later, as static=True does")
-#: Since then hybrid models share DynamicCache instead of bringing a cache class of their own.
-HAS_HYBRID_CACHE = VERSION >= (5, 14)
 
 _COMMON = {
     "vocab_size": VOCABULARY,
@@ -41,12 +36,8 @@ _COMMON = {
     "tie_word_embeddings": False,
 }
 _SLIDING_AND_FULL = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
-# The default of gpt_oss stretches its positions to 131,072; said in the words of transformers 4 and of 5.
-_PLAIN_ROPE = (
-    {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
-    if VERSION >= (5, 0)
-    else {"rope_scaling": None}
-)
+# The default of gpt_oss stretches its positions to 131,072.
+_PLAIN_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 
 _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -184,10 +175,8 @@ _FAMILIES |= {
 
 
 def rope(rope_type: str, **settings: Any) -> dict[str, Any]:
-    """In the words of transformers 4 and of 5."""
-    if VERSION >= (5, 0):
-        return {"rope_parameters": {"rope_theta": 10000.0, "rope_type": rope_type, **settings}}
-    return {"rope_scaling": {"type" if rope_type == "longrope" else "rope_type": rope_type, **settings}}
+    """Rotary parameters of this type."""
+    return {"rope_parameters": {"rope_theta": 10000.0, "rope_type": rope_type, **settings}}
 
 
 def smollm2_config() -> LlamaConfig:
@@ -212,8 +201,6 @@ def unavailable(family: str) -> str | None:
     """Why this family cannot be tested on the installed transformers, or None."""
     if _FAMILIES[family][0] not in CONFIG_MAPPING:
         return f"transformers {transformers.__version__} has no {family}"
-    if family in (*HYBRID, *LINEAR_AND_FULL) and not HAS_HYBRID_CACHE:
-        return f"{family} brings a cache class of its own before transformers 5.14"
     return None
 
 

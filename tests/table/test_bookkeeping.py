@@ -163,7 +163,6 @@ def test_pads_in_the_middle_move_before_the_last_free_slot_is_taken(prompt: int)
     assert torch.equal(plain.store.tensors[0], static.store.tensors[0])
 
 
-@models.needs_514
 def test_a_static_step_that_attention_did_not_tell_of() -> None:
     model = models.shared("llama", "paged_eviction")
     cache = PagedEvictionCache(model.config, budget=BUDGET, block_size=BLOCK, policy="h2o", static=True)

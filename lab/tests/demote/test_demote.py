@@ -46,8 +46,7 @@ CASES = [
 def test_exact(way: str, mode: str, padded: bool) -> None:
     """Equal to a plain cache whose demoted tokens are rounded; none is in two places, the best ones stay."""
     model = models.shared("llama", OURS)
-    recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
-    cache = models.paged(model.config, **{**SMALL, **WAYS[way]}, record_past=recording)
+    cache = models.paged(model.config, **{**SMALL, **WAYS[way]})
     with DemoteRecorder(model, cache) as recorder:
         modes.run(model, cache, mode, *modes.batch(mode, padded))
     assert_two_tiers(model, recorder)

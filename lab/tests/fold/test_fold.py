@@ -89,8 +89,7 @@ CASES = [
 def test_exact(folder: Path, way: str, mode: str, padded: bool) -> None:
     """Every token is held or folded, never both, never neither: logits are those of plain attention that says so."""
     model = models.shared("llama", OURS)
-    recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
-    cache = make(folder, model, **{"record_past": recording, **WAYS[way]})
+    cache = make(folder, model, **{**WAYS[way]})
     with Recorder(model, cache, poison=way != "observed") as recorder:
         modes.run(model, cache, mode, *modes.batch(mode, padded))
     assert cache.stats().evicted_tokens > 0

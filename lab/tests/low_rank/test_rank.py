@@ -116,7 +116,6 @@ def test_what_is_refused_is_called_by_its_name(disposal: str) -> None:
         PagedEvictionCache(shared().config, 24, 4, **how)
 
 
-@pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
 def test_static() -> None:
     model = shared()
     ids, mask = models.left_pad(models.prompts([44, 31], seed=1))
@@ -129,7 +128,6 @@ def test_static() -> None:
     assert_close(logits[0], logits[1])
 
 
-@pytest.mark.skipif(models.VERSION < (5, 14), reason="static=True needs transformers 5.14 or later")
 def test_a_compiled_step_decodes_in_its_graph() -> None:
     from torch._dynamo.utils import counters
     from transformers import CompileConfig

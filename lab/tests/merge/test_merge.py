@@ -179,9 +179,8 @@ def test_unused_slots_do_not_matter(way: str) -> None:
 def test_modes(way: str, mode: str, padded: bool) -> None:
     """They run, something is merged, and says something else than dropping."""
     model = models.shared("llama", OURS)
-    recording = models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
     inputs = modes.batch(mode, padded)
-    settings = {**SMALL, **WAYS[way], "record_past": recording}
+    settings = {**SMALL, **WAYS[way]}
     cache = models.paged(model.config, **settings)
     modes.run(model, cache, mode, *inputs)
     assert (masses(cache) > 1).all()

@@ -30,10 +30,6 @@ BLOCK = 4
 ONE: dict[str, Any] = {"budget": 24, "block_size": BLOCK, "policy": "keydiff", "disposal": "recall(blocks=2)"}
 
 
-def recording(mode: str) -> bool:
-    return models.NEEDS_RECORDING_FLAG and mode in modes.SPECULATIVE
-
-
 def fetched(cache: PagedEvictionCache) -> int:
     return cache.stats().faults
 
@@ -155,7 +151,7 @@ CASES = [
 def test_exact(way: str, mode: str, padded: bool) -> None:
     """Equal to a plain masked reference of what was visible; and the blocks that a query needs were visible."""
     model = models.shared("llama", OURS)
-    cache = models.paged(model.config, **{**ONE, "record_past": recording(mode), **WAYS[way]})
+    cache = models.paged(model.config, **{**ONE, **WAYS[way]})
     blocks = cache.disposal.blocks
     with RecallRecorder(model, cache, blocks, summary=cache.disposal.summary) as recorder:
         modes.run(model, cache, mode, *modes.batch(mode, padded))
@@ -194,9 +190,7 @@ def test_families(family: str, blocks: str) -> None:
 def test_all_is_a_dynamic_cache(mode: str, padded: bool) -> None:
     model = models.shared("llama", OURS)
     inputs = modes.batch(mode, padded)
-    cache = models.paged(
-        model.config, **{**ONE, "budget": 16, "disposal": "recall(blocks=all)"}, record_past=recording(mode)
-    )
+    cache = models.paged(model.config, **{**ONE, "budget": 16, "disposal": "recall(blocks=all)"})
     expected = modes.run(model, DynamicCache(config=model.config), mode, *inputs)
     assert modes.run(model, cache, mode, *inputs).tolist() == expected.tolist()
     assert cache.stats().evicted_tokens > 0
