@@ -11,7 +11,7 @@ from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizer
 
 
 def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Half precision, and configuration files that transformers 4.57 and 5 read alike."""
+    """Half precision, and configuration files that several releases of transformers read alike."""
     model.to(torch.float16).save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)
     tokenizer.save_pretrained(folder)

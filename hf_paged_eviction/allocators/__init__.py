@@ -1,7 +1,6 @@
 """Budget allocators: how many tokens each layer and head may hold. One file each."""
 
 from .base import BudgetAllocator, FixedAllocator, HeadAllocator, LayerAllocator
-from .given import Given
 from .heads import Heads
 from .registry import available_allocators, make_allocator, register_allocator
 from .share import share_out
@@ -10,7 +9,6 @@ from .uniform import Uniform
 __all__ = [
     "BudgetAllocator",
     "FixedAllocator",
-    "Given",
     "HeadAllocator",
     "Heads",
     "LayerAllocator",

@@ -15,9 +15,9 @@ from torch.nn import Module
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from ..allocators import BudgetAllocator, Given
+from ..allocators import BudgetAllocator
 from ..disposals import Disposal
-from ..integration.models import cross_attention_layers, is_paged, layer_plan, warn_of_surprises
+from ..integration.models import cross_attention_layers, layer_plan, warn_of_surprises
 from ..integration.turns import SeenTokens
 from ..integration.weights import registered_digest, weights_digest
 from ..integration.window import Window
@@ -93,7 +93,7 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
     def __init__(
         self,
         config: Any,
-        budget: int | str | Sequence[int] | None = None,
+        budget: int | str | None = None,
         block_size: int | None = None,
         policy: str | EvictionPolicy = AUTO,
         heads: Heads | None = None,
@@ -133,8 +133,6 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
 
         def check(default: Default) -> CheckedOptions:
             options = CheckedOptions.check(config, user_options, default)
-            if isinstance(options.allocator, Given):
-                options.allocator.budgets(options.sizes, sum(map(is_paged, layer_plan(config))))
             options.check_attention(self._attention)
             options.check_together()
             return options
@@ -208,9 +206,6 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
 
         None before the first forward if the budget is a share or bytes.
         """
-        allocator = self._options.allocator
-        if isinstance(allocator, Given):
-            return sum(allocator.tokens) // len(allocator.tokens)
         return self._limits.mean.tokens
 
     @property
@@ -495,7 +490,7 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
             self._forwards.forget(rows)
 
     @without_autocast
-    def shrink(self, budget: int | Sequence[int]) -> None:
+    def shrink(self, budget: int) -> None:
         """Lower the budget and evict the excess at once, in all paged layers.
 
         The tokens with the highest scores stay, chosen one by one and with the same protection as at the end of a
@@ -504,13 +499,11 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
         tokens are held. `reset` keeps the new budget.
 
         Args:
-            budget: number of tokens held per layer and row from now on, a multiple of the block size; a list, if the
-                budget was given as a list.
+            budget: number of tokens held per layer and row from now on, a multiple of the block size.
 
         Raises:
-            TypeError, ValueError: the constructor would refuse the budget, it is larger than the present one, it is a
-                number instead of a list or a list instead of a number, or the cache is static. Nothing has changed
-                then.
+            TypeError, ValueError: the constructor would refuse the budget, it is larger than the present one, or the
+                cache is static. Nothing has changed then.
         """
         options = self.check_shrink(budget)
         self._forwards.commit()
@@ -520,7 +513,7 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
         for layer in self._evicting:
             shrink(layer.state)
 
-    def check_shrink(self, budget: int | Sequence[int]) -> CheckedOptions:
+    def check_shrink(self, budget: int) -> CheckedOptions:
         """Raise the error that `shrink` would raise, if any. Returns the options that it would set."""
         if self._plan.static:
             raise refusal("shrink")
@@ -764,9 +757,8 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
             held = f"{stats.mean_held:.1f} on average and {stats.largest_held} in the largest layer"
         rows = layer.table.rows if stats.evicted_tokens else 1
         precision = self._options.precision
-        allocator = "given" if isinstance(self.allocator, Given) else self.allocator.label
         return (
-            f"{type(self).__name__}(policy={layer.policy.label}, allocator={allocator}, "
+            f"{type(self).__name__}(policy={layer.policy.label}, allocator={self.allocator.label}, "
             f"bits={None if precision is None else precision.label}, heads={layer.heads}, "
             f"budget={budget} in blocks of {sizes.block_size}, layers={len(paged)} paged + "
             f"{len(self.layers) - len(paged)} other, seen={stats.seen}, held={held}, "

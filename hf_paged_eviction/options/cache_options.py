@@ -101,14 +101,13 @@ class CacheOptions:
     """The options of a `PagedEvictionCache`: `PagedEvictionCache(config, **vars(options))`.
 
     Attributes:
-        budget: how much the cache may hold per layer and row. Five forms: a number of tokens, a multiple of
+        budget: how much the cache may hold per layer and row. Four forms: a number of tokens, a multiple of
             `block_size`; a share of the tokens of the first forward ("25%"), rounded up to a block (with chunked
             prefill the first forward is the first chunk, so give tokens or bytes there); a share of the bytes that the
             first forward, or a number of tokens that you name, would take in 16 bits, whatever the model's dtype ("25%
             of memory", "25% of memory of 8192 tokens"); the bytes of keys and values of all paged layers and rows
             together ("2GiB", "512MiB"), which become tokens at the first forward, in whole blocks and equally many for
-            every layer; or a list with the tokens of each paged layer, which needs the attention implementation
-            "paged_eviction". `cache.budget` is the resulting number of tokens. Not
+            every layer. `cache.budget` is the resulting number of tokens, the mean if an allocator divides it. Not
             counted: layers that are not paged (`stats().other_bytes`), the new tokens of a forward, and rows that
             `batch_repeat_interleave` adds later. Under tensor parallelism bytes are those of each process.
         block_size: number of tokens per block. None = 16, or 8 if policy="auto" stores few bits for a budget in bytes.
@@ -154,7 +153,7 @@ class CacheOptions:
             and for heads of different size, "paged_eviction". Models with sliding windows are refused.
     """
 
-    budget: int | str | Sequence[int] | None = field(
+    budget: int | str | None = field(
         default=None,
         metadata=_typed(
             "Tokens held per layer, a multiple of the block size; a share of the text's (25%); bytes of keys and "

@@ -1,9 +1,8 @@
 """The options of a cache, checked."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any, cast
+from typing import Any
 
 from torch.nn import Module
 from transformers import PretrainedConfig
@@ -11,7 +10,6 @@ from transformers import PretrainedConfig
 from ..allocators import (
     BudgetAllocator,
     FixedAllocator,
-    Given,
     HeadAllocator,
     LayerAllocator,
     Uniform,
@@ -145,7 +143,7 @@ class CheckedOptions:
     """The options of a cache, checked and made into objects.
 
     Attributes:
-        sizes: mean sizes of a layer; for a list of budgets the smallest.
+        sizes: mean sizes of a layer.
         policy, heads, allocator, disposal, positions, static: see `CacheOptions`.
         precision: precision for `bits`; None = the model's dtype.
         why_not_ours: why the model cannot use the attention implementation "paged_eviction"; None = it can.
@@ -182,9 +180,6 @@ class CheckedOptions:
         )
         _check_one_profile(policy, shares, default.profile, user_options.policy == AUTO)
         budget: Any = user_options.budget
-        if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
-            shares = Given.of(budget, shares)
-            budget = min(shares.tokens)
         usual = policy.needs.sink_tokens if default.sinks is None else default.sinks
         sinks = usual if user_options.sink_tokens is None else user_options.sink_tokens
         sizes = _sizes(user_options, default, budget, sinks)
@@ -336,32 +331,23 @@ class CheckedOptions:
             TypeError, ValueError: see `BlockBudget.validate`, or the budget is too small for the spans.
         """
         sizes = self.sizes if present is None else self.sizes.of(present)
-        if isinstance(self.allocator, Given):  # the smallest budget counts
-            sizes = self.sizes
         protecting = sizes.protecting(protect)
         self._check_spans(protecting)
         if protecting.tokens is not None:
             self.disposal.check_sizes(protecting)
         return replace(self, sizes=replace(self.sizes, spans=protecting.spans))
 
-    def shrunk(self, budget: int | Sequence[int], present: int | None) -> "CheckedOptions":
+    def shrunk(self, budget: int, present: int | None) -> "CheckedOptions":
         """The same options with a smaller budget.
 
         Args:
-            budget: number of tokens; a list if the budget is a list.
+            budget: number of tokens.
             present: the present budget, if it is known.
 
         Raises:
             TypeError, ValueError: the budget is not valid, or larger than the present one.
         """
-        if isinstance(budget, Sequence) and not isinstance(budget, str | bytes):
-            return self._shrunk_list(budget)
-        sizes = self.sizes.resized(cast(int, budget))
-        if isinstance(self.allocator, Given):
-            raise ValueError(
-                f"Each layer of this cache has its own budget, {list(self.allocator.tokens)}, and one number does "
-                "not say how to divide it: pass a list of smaller budgets."
-            )
+        sizes = self.sizes.resized(budget)
         self.disposal.check_sizes(sizes)
         if present is not None and sizes.capacity > present:
             raise ValueError(
@@ -369,22 +355,6 @@ class CheckedOptions:
                 "back. Make a new cache."
             )
         return replace(self, sizes=sizes)
-
-    def _shrunk_list(self, budgets: Sequence[int]) -> "CheckedOptions":
-        if not isinstance(self.allocator, Given):
-            raise ValueError(
-                "The layers of this cache share one budget, and a list gives each its own: make the cache with a list "
-                "as budget=, or shrink to a number."
-            )
-        shares = Given.of(budgets, Uniform())
-        sizes = self.sizes.resized(min(shares.tokens))
-        shares.budgets(sizes, len(self.allocator.tokens))
-        if any(new > old for new, old in zip(shares.tokens, self.allocator.tokens, strict=True)):
-            raise ValueError(
-                f"shrink({list(shares.tokens)}) would be growth: the budgets are {list(self.allocator.tokens)}, and "
-                "evicted tokens cannot come back. Make a new cache."
-            )
-        return replace(self, sizes=sizes, allocator=shares)
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
@@ -397,17 +367,16 @@ class CheckedOptions:
         Raises:
             ValueError: the precision cannot be saved.
         """
-        fixed = self.allocator if isinstance(self.allocator, Given) else None
         sizes = self.sizes if present is None or self.sizes.tokens is not None else self.sizes.in_tokens(present)
         cache_options = CacheOptions(
-            budget=self.sizes.text if fixed is None else list(fixed.tokens),
+            budget=self.sizes.text,
             block_size=self.sizes.block_size,
             policy=self.policy.label,
             heads=self.heads,
             sink_tokens=sizes.protected,
             recent_tokens=sizes.recent,
             protect=self.sizes.spans or None,
-            allocator=self.allocator.label if fixed is None else "uniform",
+            allocator=self.allocator.label,
             profile=None if self.profile is None else self.profile[0],
             disposal=self.disposal.label,
             positions=self.positions,

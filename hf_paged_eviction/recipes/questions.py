@@ -33,7 +33,7 @@ def ask(
     tokenizer: Any,
     context: str,
     questions: str,
-    budget: int | str | Sequence[int],
+    budget: int | str,
     policy: str | EvictionPolicy = AUTO,
     **options: Any,
 ) -> str: ...
@@ -45,7 +45,7 @@ def ask(
     tokenizer: Any,
     context: str,
     questions: Sequence[str],
-    budget: int | str | Sequence[int],
+    budget: int | str,
     policy: str | EvictionPolicy = AUTO,
     **options: Any,
 ) -> list[str]: ...
@@ -57,7 +57,7 @@ def ask(
     tokenizer: Any,
     context: str,
     questions: str | Sequence[str],
-    budget: int | str | Sequence[int],
+    budget: int | str,
     policy: str | EvictionPolicy = AUTO,
     *,
     max_new_tokens: int | None = None,

@@ -262,17 +262,3 @@ def test_a_table_of_layers(family: str, heads: str) -> None:
     assert [(layer.positions >= 0).sum(-1).unique().tolist() for _, layer in cache.paged_layers] == [[48], [16]]
     with pytest.raises(ValueError, match=r'heads="separate"|latents'):
         models.paged(model.config, budget=32, block_size=4, allocator=Heads.of([[3.0, 1.0]] * 2), heads="shared")
-
-
-def test_a_list_of_budgets() -> None:
-    model = models.shared("llama", "paged_eviction")
-    cache = PagedEvictionCache(model.config, budget=[96, 64])
-    assert [layer.budget for layer in cache.stats().layers] == [96, 64]
-    with pytest.raises(ValueError, match=r"3 budgets.*2"):
-        PagedEvictionCache(model.config, budget=[96, 64, 64])
-    with pytest.raises(ValueError, match="budget=70"):
-        PagedEvictionCache(model.config, budget=[96, 70])
-    with pytest.raises(ValueError, match="allocator="):
-        PagedEvictionCache(model.config, budget=[96, 64], allocator="pyramid")
-    with pytest.raises(ValueError, match="set_attn_implementation"):
-        PagedEvictionCache(models.shared("llama").config, budget=[96, 64])

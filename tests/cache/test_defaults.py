@@ -127,7 +127,7 @@ def test_names_do_not_matter() -> None:
 
 FALLING_BACK: list[tuple[str, dict[str, Any], str]] = [
     ("sdpa", {}, "model.set_attn_implementation"),
-    (PAGED_EVICTION, {"budget": [64, 96]}, "single number"),
+    (PAGED_EVICTION, {"protect": [[(8, 9)], [(4, 5)]], "budget": 96}, "spans for 2 rows"),
 ]
 
 
@@ -152,7 +152,6 @@ def test_one_warning_says_why_it_is_not_the_best(attention: str, settings: dict[
 OPTIONS: list[dict[str, Any]] = [
     {"budget": 64},
     {"budget": 48},
-    {"budget": [64, 96]},
     {"budget": "50%"},
     {"budget": "64KiB"},
     {"budget": 64, "static": True, "bits": 8},

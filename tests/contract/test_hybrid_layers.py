@@ -114,7 +114,7 @@ def test_a_state_left_behind_would_be_noticed(family: str) -> None:
     "settings",
     [
         {"policy": "h2o"},
-        {"budget": [20, 36]},
+        {"allocator": "heads:[[5], [9]]", "budget": 28},
         {"allocator": "cake"},
         {"allocator": "ada_kv", "heads": "separate"},
     ],

@@ -97,7 +97,7 @@ def test_images_in_every_turn(model: Any, options: dict[str, Any], turns: int) -
         {"budget": 16, "allocator": "pyramid"},
         {"budget": 96, "policy": "snapkv", "allocator": "ada_kv"},
         {"budget": 96, "policy": "snapkv", "allocator": "cake"},
-        {"budget": [96, 128]},
+        {"budget": 112, "allocator": "heads:[[96], [128]]", "heads": "shared"},
     ],
     ids=str,
 )

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.contract
 
 #: Layers or heads hold different numbers, so that each layer makes its mask itself.
 UNEQUAL: dict[str, dict[str, Any]] = {
-    "list": {"budget": [28]},
+    "layers": {"allocator": "heads:[[2], [3]]"},
     "pyramid": {"allocator": "pyramid"},
     "cake": {"allocator": "cake"},
     "d2o": {"allocator": "d2o"},
@@ -39,8 +39,6 @@ def two_sources(family: str) -> Any:
 
 def cache_of(model: Any, settings: dict[str, Any], budget: int = 24) -> PagedEvictionCache:
     options = {"budget": budget, "block_size": 4, **settings}
-    if isinstance(options["budget"], list):
-        options["budget"] = [budget, budget + 12]
     return PagedEvictionCache(model.config, **options)
 
 
@@ -91,7 +89,7 @@ def test_one_budget(model: Any, policy: str) -> None:
 
 
 @pytest.mark.parametrize("newest", [1, 3])
-@pytest.mark.parametrize("name", ["list", "uniform"])
+@pytest.mark.parametrize("name", ["layers", "uniform"])
 def test_logits_to_keep_without_pads(name: str, newest: int) -> None:
     """gemma4 feeds its sharing layers the last queries only; without a mask they must not count from the first key."""
     model = two_sources("gemma4")
@@ -106,7 +104,9 @@ def test_logits_to_keep_without_pads(name: str, newest: int) -> None:
     assert_close(last(newest), last(0)[:, -newest:])
 
 
-@pytest.mark.parametrize(("name", "stop", "message"), [("list", 20, "several devices"), ("ada_kv", 40, "changes keys")])
+@pytest.mark.parametrize(
+    ("name", "stop", "message"), [("layers", 40, r"several devices|changes keys"), ("ada_kv", 40, "changes keys")]
+)
 def test_a_mask_that_was_not_replaced_is_noticed(name: str, stop: int, message: str) -> None:
     """As where shared keys were copied to another device, and what was noted on them is lost."""
     model = two_sources("gemma4")
@@ -127,7 +127,11 @@ def test_a_mask_that_was_not_replaced_is_noticed(name: str, stop: int, message: 
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("settings", [{"budget": [24, 36]}, {"policy": "h2o"}, {"allocator": "cake"}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{"allocator": "heads:[[2], [3]]", "heads": "shared"}, {"policy": "h2o"}, {"allocator": "cake"}],
+    ids=str,
+)
 def test_keys_attended_to_twice(settings: dict[str, Any], padded: bool) -> None:
     """diffllama calls attention twice per layer, once for each half of the values."""
     if reason := models.unavailable("diffllama"):

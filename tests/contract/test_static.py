@@ -129,14 +129,14 @@ def test_every_family(family: str, attention: str, mode: str, padded: bool) -> N
 def unequal(model: Any, shares: str) -> dict[str, Any]:
     """Settings with which layers, or heads, hold different numbers of tokens."""
     layers, heads = model.config.num_hidden_layers, model.config.num_key_value_heads
-    if shares == "list":
-        return {"budget": [24 + 8 * (layer % 3) for layer in range(layers)]}
+    if shares == "layers":
+        return {"allocator": Heads.of([[3 + layer % 3] for layer in range(layers)])}
     if shares == "heads":
         return {"allocator": Heads.of(torch.rand(layers, heads, generator=torch.Generator().manual_seed(3)) + 0.1)}
     return {"allocator": shares}
 
 
-SHARES = ("heads", "first_prompt", "pyramid", "list", "cake", "d2o", "ada_kv")
+SHARES = ("heads", "first_prompt", "pyramid", "layers", "cake", "d2o", "ada_kv")
 
 
 @pytest.mark.parametrize("mode", ["greedy", "beam", "two_turns"])

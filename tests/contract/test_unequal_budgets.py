@@ -29,7 +29,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "cake": {"allocator": Cake(observed=8), "heads": "shared"},
     "d2o": {"allocator": "d2o", "heads": "separate"},
     "ada_kv": {"allocator": "ada_kv", "heads": "separate"},
-    "list": {"budget": [36, 12], "allocator": "uniform"},
+    "layers": {"allocator": Heads.of([[36], [12]])},
 }
 
 
@@ -57,7 +57,7 @@ def test_exact(mode: str, padded: bool) -> None:
 
 
 @pytest.mark.parametrize("span", [[36], [20, 19], [7], [1]], ids=str)
-@pytest.mark.parametrize("name", [name for name in SHARED if name != "list"])
+@pytest.mark.parametrize("name", SHARED)
 def test_nothing_leaves_while_the_total_holds_all(name: str, span: list[int]) -> None:
     """A prompt, chunks and single tokens up to the last that fits; the first row is as long as the budget, no more."""
     model = models.shared("llama", OURS)
@@ -76,7 +76,7 @@ def test_nothing_leaves_while_the_total_holds_all(name: str, span: list[int]) ->
 
 @pytest.mark.parametrize("budget", [16, 24, 48])
 @pytest.mark.parametrize("turns", [None, [10, 2, 6]], ids=["one turn", "ragged second turn"])
-@pytest.mark.parametrize("name", [name for name in SHARED if name != "list"])
+@pytest.mark.parametrize("name", SHARED)
 def test_rows_do_not_depend_on_their_batch(name: str, budget: int, turns: list[int] | None) -> None:
     model = models.shared("llama", OURS)
     settings = {"budget": budget, "block_size": BLOCK, **settings_of(name)}

@@ -69,8 +69,6 @@ def _sizes(random: Random) -> dict[str, Any]:
         return {**sizes, "budget": random.choice(("30%", "50%", "80%"))}
     if kind < 0.10:
         return {**sizes, "budget": random.choice(("6000B", "12000B", "40000B"))}
-    if kind < 0.15:
-        return {**sizes, "budget": [budget, budget + block * random.randint(0, 3)]}
     if kind < 0.22:
         budget = ceil(80 / block) * block
     return {**sizes, "budget": budget}
@@ -120,7 +118,7 @@ def _what(random: Random, family: str) -> dict[str, Any]:
 
 def _attention(random: Random, family: str, options: dict[str, Any]) -> str:
     listening = options["policy"] in (*LISTENING, *FITTED) or "allocator" in options
-    if listening or isinstance(options["budget"], list) or random.random() < 0.3:
+    if listening or random.random() < 0.3:
         return OURS
     plain = family in ("llama", "gpt_neox") and "bits" not in options and random.random() < 0.2
     return "eager" if plain else "sdpa"

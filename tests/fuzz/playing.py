@@ -397,7 +397,7 @@ class Game:
     def shrink(self, blocks: int) -> None:
         """Give up so many blocks, as far as there are."""
         budget = self.cache.budget
-        if self.static or budget is None or isinstance(self.case.options.get("budget"), list | tuple):
+        if self.static or budget is None:
             return
         sizes = self.cache._options.sizes
         smaller = max(budget - blocks * self.slow.block, sizes.smallest)

@@ -485,7 +485,7 @@ class SlowCache:
         columns = [set(row.nonzero()[:, 0].tolist()) for row in hidden]
         rules = [held_record.rule for held_record in self.layers.values() if held_record.rule is not None]
         lost = [rule.lost(columns) for rule in rules]
-        level = [0 if self._unequal else max(most) for most in zip(*lost, strict=True)]
+        level = [max(most) for most in zip(*lost, strict=True)]
         for rule in rules:
             rule.hide(columns, level, forget)
         self.visible = self.visible & ~hidden
@@ -510,11 +510,6 @@ class SlowCache:
             self._held_at[at] = min(count, int(self.real[at[1]].sum())), held - gone[at[1]]
         for record in self.layers.values():
             self._count_again(record)
-
-    @property
-    def _unequal(self) -> bool:
-        """Whether layers have masks of their own."""
-        return isinstance(self.options.get("budget"), list | tuple)
 
     def _positions_of(self, columns: Tensor) -> list[set[int]]:
         positions = self.real.long().cumsum(1) - 1
@@ -570,8 +565,7 @@ class SlowCache:
     def check(self, cache: Any, states: bool = True) -> None:
         """Everything that can be read of the fast cache agrees; `states`: keys, values and scores as well."""
         assert cache.get_seq_length() == self.seen
-        budget = self.options.get("budget")
-        least = min(budget) if isinstance(budget, list | tuple) else cache.budget
+        least = cache.budget
         everything = least is not None and least >= self.most
         for index, layer in cache.paged_layers:
             record = self.layers.get(index)

