@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -118,7 +119,12 @@ def plain_errors() -> Iterator[None]:
     """Show a mistake of the user without a traceback, exit status 2."""
     try:
         yield
-    except UserError as error:
+    except (UserError, OSError) as error:
+        if isinstance(error, OSError):  # met in many places, and asked for in none: `Path.is_file` raises it
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            name = str(error.filename)
+            error = UserError(f"{name[:60]}...: the name is too long for a file ({len(name)} characters)")
         from ..running.processes.distributed import speaker
 
         who = speaker()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from difflib import get_close_matches
 from pathlib import Path
+from reprlib import Repr
 from typing import Any
 
 from pydantic import ValidationError
@@ -15,6 +16,9 @@ from .files import read_text
 from .settings import Settings, TextSettings
 
 NAME = "run.yaml"
+#: Values in messages, however long or deep they are.
+_SHORT = Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 80, 80
 
 
 def read_run_file(path: Path, options: type[Options]) -> dict[str, Any]:
@@ -32,7 +36,10 @@ def read_run_file(path: Path, options: type[Options]) -> dict[str, Any]:
     text = read_text("--config", path)
     known = [name.replace("_", "-") for name in options.offered() if name != "config"]
     try:
-        node, content = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
+        node = yaml.compose(text, yaml.SafeLoader)
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise UserError(f"--config {path} has an alias (*name): write the value itself")
+        content = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or not isinstance(node, yaml.MappingNode):
@@ -50,7 +57,8 @@ def read_run_file(path: Path, options: type[Options]) -> dict[str, Any]:
         options.model_validate(values, strict=True)
     except ValidationError as error:
         name, value, expected = problem(options, error)
-        raise UserError(f"{path}: {name.replace('_', '-')}: {value!r} cannot be used: {expected}") from error
+        shown = _SHORT.repr(value)
+        raise UserError(f"{path}: {name.replace('_', '-')}: {shown} cannot be used: {expected}") from error
     return values
 
 

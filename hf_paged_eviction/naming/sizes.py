@@ -126,3 +126,8 @@ def readable_bytes(count: int) -> str:
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]
     return f"{count} bytes" if units[0] == "bytes" else f"{size:.1f} {units[0]}"
+
+
+def shortened(number: int) -> str:
+    """A number for messages: one that nobody means is told by its length."""
+    return str(number) if abs(number) < 10**20 else f"a number of {int(abs(number).bit_length() * 0.30103) + 1} digits"

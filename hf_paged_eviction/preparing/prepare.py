@@ -92,7 +92,7 @@ def prepare(
         TypeError: an argument has the wrong type.
     """
     model = without_parallel(model)
-    _check_arguments(model, tokenizer, use)
+    _check_arguments(model, tokenizer, use, text)
     config = model.config
     _check_model(config)
     model.set_attn_implementation(PAGED_EVICTION)
@@ -117,8 +117,8 @@ def prepare(
     return Profile(str(path), load_calibration(path), use)
 
 
-def _check_arguments(model: Any, tokenizer: Any, use: object) -> None:
-    """Raise TypeError or ValueError if these are not a model, its tokenizer and a use."""
+def _check_arguments(model: Any, tokenizer: Any, use: object, text: object) -> None:
+    """Raise TypeError or ValueError if these are not a model, its tokenizer, a use and a text."""
     if isinstance(model, str | Path):
         raise TypeError(
             f"prepare takes a loaded model, not the name {str(model)!r}: "
@@ -130,6 +130,8 @@ def _check_arguments(model: Any, tokenizer: Any, use: object) -> None:
         raise TypeError(f"prepare takes a model of transformers, got {type(model).__name__}.")
     if tokenizer is not None and not _is_tokenizer(tokenizer):
         raise TypeError(f"tokenizer must be the model's tokenizer, got {type(tokenizer).__name__}.")
+    if text is not None and not isinstance(text, str):
+        raise TypeError(f"text must be one text, got a {type(text).__name__}: join several with '\n\n'.join(texts).")
     if use not in OF_USE:
         raise ValueError(f"use must be one of {', '.join(map(repr, OF_USE))}, got {use!r}.")
 

@@ -4,8 +4,16 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from numbers import Integral
 
-from ..naming.sizes import MemoryShare, bytes_text, parse_budget, parse_memory_share, readable_bytes, share_text
-from .spans import Spans, blocks_of, merged, read_spans
+from ..naming.sizes import (
+    MemoryShare,
+    bytes_text,
+    parse_budget,
+    parse_memory_share,
+    readable_bytes,
+    share_text,
+    shortened,
+)
+from .spans import LONGEST, Spans, blocks_of, merged, read_spans
 
 #: Every slot has numbers of its own in every layer, used or not, so a budget that no text reaches is no way to evict
 #: nothing.
@@ -16,13 +24,16 @@ def whole_number(name: str, value: object, least: int) -> int:
     """Return the value as an int.
 
     Raises:
-        TypeError: the value is not a whole number. ValueError: it is less than `least`.
+        TypeError: the value is not a whole number. ValueError: it is less than `least`, or no number of tokens.
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} counts tokens and must be a whole number, got {value!r}.")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}.")
-    return int(value)
+    number = int(value)
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {shortened(number)}.")
+    if number > LONGEST:
+        raise ValueError(f"{name} must be at most {LONGEST:,}, got {shortened(number)}.")
+    return number
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@ tokens of the row from 0, so pads make no difference. A span may lie in text tha
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
+from ..naming.sizes import shortened
+
 Span = tuple[int, int]
 #: The spans of one row: sorted, separate and not empty.
 Spans = tuple[Span, ...]
 
 #: No text has more tokens.
-_LONGEST = 1 << 48
+LONGEST = 1 << 48
 _FORM = "{} must be a list of pairs (start, end), the same for all rows, or a list of such lists, one for each row"
 
 
@@ -66,10 +68,10 @@ def _span(entry: object, name: str) -> Span:
     if len(numbers) != 2 or len(cast(Sequence[object], entry)) != 2 or bool in map(type, numbers):
         raise TypeError(f"{_FORM.format(name)}; got {entry!r} in it.")
     start, end = numbers
-    if not 0 <= start <= end <= _LONGEST:
+    if not 0 <= start <= end <= LONGEST:
         raise ValueError(
-            f"{name} has the span ({start}, {end}): give the index of its first token, counted from 0, and the "
-            "index after its last token."
+            f"{name} has the span ({shortened(start)}, {shortened(end)}): give the index of its first token, counted "
+            "from 0, and the index after its last token."
         )
     return start, end
 

@@ -393,3 +393,27 @@ def test_the_constructor_takes_the_options_one_by_one() -> None:
     assert list(takes) == ["config", *options, "attention_mask"]
     for name, option in options.items():
         assert (takes[name].default, takes[name].kind) == (option.default, option.kind), name
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("max_cache_len", "budget="),
+        ("window_length", "streaming_llm"),
+        ("num_sink_tokens", "sink_tokens="),
+        ("compression_ratio", "budget='25%'"),
+    ],
+)
+def test_names_of_other_caches_are_answered_with_ours(name: str, instead: str) -> None:
+    with pytest.raises(TypeError, match=rf"no argument '{name}'.*{instead}.*docs/comparison\.md"):
+        PagedEvictionCache(models.shared("llama").config, 64, **{name: 1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("huge", [10**20, 10**400, 10**5000], ids=["20", "400", "5000"])
+def test_numbers_that_nobody_means_are_refused_in_few_words(huge: int) -> None:
+    options: list[dict[str, Any]] = [{"budget": huge}, {"budget": 64, "protect": [(0, huge)]}]
+    options += [{"budget": 64, name: huge} for name in ("recent_tokens", "sink_tokens", "block_size")]
+    for wrong in options:
+        with pytest.raises(ValueError, match=r"digits|at most|span|budget") as error:
+            PagedEvictionCache(models.shared("llama").config, policy="keydiff", **wrong)
+        assert len(str(error.value)) < 400

@@ -156,3 +156,39 @@ def test_settings_read_back_from_their_file(tmp_path: Path, seen: list[EvalOptio
 def test_options_that_are_not_for_texts_are_options() -> None:
     names = {*EvalOptions.model_fields}
     assert names >= evaluate.TASKS_ONLY and names >= evaluate.TEXTS_ONLY
+
+
+def test_nested_aliases_are_refused_before_they_grow(tmp_path: Path, seen: list[EvalOptions]) -> None:
+    lines = ["limit:", "  - &b0 [x,x,x,x,x,x,x,x,x]"]
+    lines += [f"  - &b{at} [{','.join([f'*b{at - 1}'] * 9)}]" for at in range(1, 9)]
+    output = invoke("--config", config(tmp_path, "\n".join(lines)), status=2)
+    assert "alias" in output and len(output) < 500 and not seen
+
+
+def test_a_long_value_is_named_in_few_words(tmp_path: Path, seen: list[EvalOptions]) -> None:
+    output = invoke("--config", config(tmp_path, f"limit: [{', '.join(['x'] * 10_000)}]"), status=2)
+    assert "limit" in output and len(output) < 500 and not seen
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["score", LONG],
+        ["report", LONG],
+        ["plan", "--model", LONG],
+        ["prepare", "--text", LONG],
+        ["eval", "--task-file", f"{LONG}.jsonl"],
+        ["eval", "--model", LONG],
+        ["eval", "--policies", "observed", "--profile", LONG],
+        ["eval", "--output", LONG],
+        ["verify", "--json", LONG],
+        ["compress", "--budget", "64", "--text", LONG, "--output", "a.safetensors"],
+    ],
+    ids=lambda line: " ".join(line).replace(LONG, "LONG"),
+)
+def test_a_name_that_no_file_can_have_is_one_line(line: list[str]) -> None:
+    output = str(run(*line, status=2).output)
+    assert "error:" in output and "Traceback" not in output

@@ -153,6 +153,7 @@ def test_what_cannot_be_prepared_says_why(pair: tuple[Any, Any]) -> None:
         ((model, "some/model"), {}, TypeError, "tokenizer must be.*got str"),
         ((3, tokenizer), {}, TypeError, "got int"),
     ]
+    refused.append((pair, {"text": ["a", "b"]}, TypeError, r"text must be one text, got a list.*join"))
     if models.caches_latents():
         refused.append(((models.shared("deepseek_v3"),), {}, ValueError, r"latents \(MLA\)"))
     for arguments_, options, kind, message in refused:
