@@ -242,6 +242,7 @@ __all__ = [
 #: Taken from where they stand: this module loads torch, and `--help`, `score` and `report` do without it.
 WITHOUT_TORCH = {
     "naming": ("sizes",),  # bytes and shares as people type them
+    "naming.policies": ("POLICY_MODULES",),
     "naming.sizes": ("readable_bytes",),
     "options.cache_options": ("BLOCK_SIZE", "Typed", "budget_of_text", "read_bits", "read_size", "typed_options"),
     "table.budget": ("BlockBudget",),  # the smallest legal budget

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 
@@ -10,6 +9,7 @@ from hf_paged_eviction import available_policies, make_allocator, make_disposal,
 from hf_paged_eviction.internals import AUTO, PAGED_EVICTION, Uniform, reads_profile
 
 from ..errors import UserError
+from ..options.policies import split_list
 from .budgets import FULL, Budget, parse_budgets
 
 #: All policies of the library.
@@ -63,21 +63,6 @@ def one_policy(typed: str) -> str:
     if len(names) > 1 or names[0] in (FULL, ALL):
         raise UserError(f"policy {typed!r}: there is one cache, name one policy")
     return names[0]
-
-
-def split_list(typed: str) -> list[str]:
-    """The parts of a comma-separated list; a comma in parentheses, brackets or quotes belongs to its part."""
-    parts, depth, quote = [""], 0, ""
-    for piece in re.split(r"([()\[\],'\"])", typed):
-        if piece in ("'", '"') and quote in ("", piece):
-            quote = "" if quote else piece
-        elif not quote:
-            if piece == "," and depth <= 0:
-                parts.append("")
-                continue
-            depth += (piece in ("(", "[")) - (piece in (")", "]"))
-        parts[-1] += piece
-    return [part.strip() for part in parts if part.strip()]
 
 
 def _check(name: str) -> None:

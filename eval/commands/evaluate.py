@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..errors import UserError
 from ..options.base import flag
 from ..options.evaluate import EvalOptions, TaskOptions, TextOptions
+from ..options.policies import check_spelling
 
 EPILOG = """[bold]Examples[/]
 
@@ -89,6 +90,7 @@ def evaluate(options: EvalOptions) -> bool:
 
 def run(options: EvalOptions) -> bool:
     """Everything that was asked for; False if rows are missing."""
+    check_spelling(options.policies)
     from ..running import requests, terminal
 
     if options.text:

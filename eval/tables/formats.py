@@ -41,7 +41,8 @@ def to_csv(table: Table) -> str:
             columns[f"{name}, standard error"] = errors
         intervals = [getattr(value, "interval", None) or (None, None) for value in values]
         if any(low is not None for low, _ in intervals):
-            columns[f"{name}, 95 % from"], columns[f"{name}, to"] = zip(*intervals, strict=True)
+            columns[f"{name}, 95 % from"] = [low for low, _ in intervals]
+            columns[f"{name}, to"] = [high for _, high in intervals]
     plain = DataFrame(columns, table.frame.index, dtype=object).reset_index()
     text: str = plain.to_csv(index=False, lineterminator="\n")
     return text

@@ -16,6 +16,7 @@ from hf_paged_eviction import library
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.options.base import flag
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
+from hf_paged_eviction_eval.options.policies import check_spelling
 from invoking import run
 from report_rows import VARIANTS, make_row
 
@@ -126,3 +127,18 @@ def test_every_name_is_there_when_it_is_taken() -> None:
 def test_every_policy_is_listed() -> None:
     shown = run("policies").output
     assert all(name in shown for name in hf_paged_eviction.available_policies()) and "arXiv 2509.04377" in shown
+
+
+def test_a_misspelt_policy_is_refused_before_torch_is_imported() -> None:
+    done = python(
+        "import sys\n"
+        "from hf_paged_eviction_eval.cli import main\n"
+        "sys.argv = ['paged-eviction', 'eval', '--policies', 'full,snapvk(window=8)@ada_kv']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    print(end.code, 'torch' in sys.modules)\n"
+    )
+    assert done.stdout.split() == ["2", "False"], done.stderr
+    assert "unknown policy snapvk, did you mean 'snapkv'?" in done.stderr
+
+
+def test_names_that_are_no_misspelling_pass() -> None:
+    check_spelling("auto,full,all,hybrid(keydiff, recency),observed@heads,snapkv(window=8),'quoted',zzz")
