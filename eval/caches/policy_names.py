@@ -9,8 +9,8 @@ from hf_paged_eviction import available_policies, make_allocator, make_disposal,
 from hf_paged_eviction.internals import AUTO, PAGED_EVICTION, Uniform, reads_profile
 
 from ..errors import UserError
-from ..options.policies import split_list
 from .budgets import FULL, Budget, parse_budgets
+from .spelling import split_list
 
 #: All policies of the library.
 ALL = "all"

@@ -48,6 +48,8 @@ class BriefCommand(TyperCommand):
         if self.brief and not ctx.meta.get(_ALL):
             shown.params = list(_brief_parameters(self))
             paragraphs, blocks = paragraphs[:1], _first_examples(blocks)
+        else:
+            shown.params = [_narrow(_with_opposite(copy(parameter))) for parameter in self.params]
         shown.help = "\n\n".join(paragraphs)
         TyperCommand.format_help(shown, ctx, formatter)
         console = Console(highlight=False)
@@ -80,18 +82,30 @@ def _brief_parameters(command: BriefCommand) -> Iterator[TyperOption | TyperArgu
     for name, description in command.brief.items():
         parameter = copy(by_name[name])
         parameter.help, parameter.show_default, parameter.rich_help_panel = description, False, None
-        if isinstance(parameter, TyperOption):
-            parameter.secondary_opts = []  # these, and ranges and choices, would take columns from what is said
-            parameter.min = parameter.max = None
-            if not parameter.is_flag:
-                parameter.metavar = parameter.metavar or "NAME"
-        yield parameter
+        if isinstance(parameter, TyperOption) and not parameter.is_flag:
+            parameter.metavar = parameter.metavar or "NAME"  # choices would take columns from what is said
+        yield _narrow(parameter)
     offered = [name for name, one in by_name.items() if isinstance(one, TyperOption) and not one.hidden]
     others = len(set(offered) - set(command.brief))
     everything = copy(by_name["help_all"])
     what = f"{others} more options" if others else "The same at length"
     everything.hidden, everything.help = False, f"{what}, and all examples."
     yield everything
+
+
+def _with_opposite(parameter: Any) -> Any:
+    """With the second name of a flag, which switches it off, in what is said."""
+    if isinstance(parameter, TyperOption) and parameter.secondary_opts:
+        parameter.help = f"{parameter.help} Otherwise {', '.join(parameter.secondary_opts)}."
+    return parameter
+
+
+def _narrow(parameter: Any) -> Any:
+    """Without second names and ranges, which would take columns from what is said."""
+    if isinstance(parameter, TyperOption):
+        parameter.secondary_opts = []
+        parameter.min = parameter.max = None
+    return parameter
 
 
 def _blocks(epilog: str) -> list[str]:

@@ -45,10 +45,12 @@ def add_command(app: typer.Typer, name: str, run: Callable[..., bool | None]) ->
             raise typer.Exit(1)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
+    brief = getattr(sys.modules[run.__module__], "BRIEF", {})
     parameters = [inspect.Parameter("typer_context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
     for option, field in options.offered().items():
         default = inspect.Parameter.empty if field.is_required() else _default(field)
-        annotation = _annotation(options, option, field)
+        panel = _COMMON if option in brief or not brief else _OTHERS
+        annotation = _annotation(option, field, panel)
         parameters.append(inspect.Parameter(option, keyword, default=default, annotation=annotation))
     parameters.append(inspect.Parameter("plugin", keyword, default=None, annotation=LatePlugin))
     parameters.append(inspect.Parameter("help_all", keyword, default=False, annotation=HelpAll))
@@ -56,7 +58,7 @@ def add_command(app: typer.Typer, name: str, run: Callable[..., bool | None]) ->
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     module = sys.modules[run.__module__]
-    kind = type("Command", (BriefCommand,), {"brief": getattr(module, "BRIEF", {})})
+    kind = type("Command", (BriefCommand,), {"brief": brief})
     app.command(name, cls=kind, epilog=getattr(module, "EPILOG", None))(command)
 
 
@@ -82,6 +84,8 @@ def read(options: type[O], typed: dict[str, Any]) -> O:
         raise UserError(f"{flag(name)} {value!r}: {expected}") from error
 
 
+#: The two groups of `--help-all`: what `--help` shows, and the rest.
+_COMMON, _OTHERS = "Options", "More options"
 #: Short, so that the names of options have room on 80 columns.
 _METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
@@ -93,7 +97,7 @@ def _default(field: FieldInfo) -> Any:
     return str(value) if plain_type(field) is str and value is not None else value
 
 
-def _annotation(options: type[Options], name: str, field: FieldInfo) -> Any:
+def _annotation(name: str, field: FieldInfo, panel: str) -> Any:
     extra: Any = field.json_schema_extra
     kind = plain_type(field)
     optional = kind if field.default is not None or field.is_required() else kind | None
@@ -108,7 +112,7 @@ def _annotation(options: type[Options], name: str, field: FieldInfo) -> Any:
             min=extra["min"],
             max=extra["max"],
             help=field.description,
-            rich_help_panel=extra["panel"] or options.owner(name).panel,
+            rich_help_panel=panel,
             show_default=extra["shown"] or True,
         ),
     ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from ..options.base import File, option
 from ..options.cache import OneCacheOptions
 from ..options.model import ModelOptions
@@ -36,11 +34,10 @@ BRIEF = {
 class CompressOptions(ModelOptions, OneCacheOptions):
     """What was typed."""
 
-    panel: ClassVar[str] = "The text"
     text: File = option(..., "Plain text that the model reads.", metavar="FILE")
     output: File = option(..., "The file to write.", metavar="FILE.safetensors")
     prefill_chunk_size: int = option(
-        512, "Most tokens per forward while the text is read: bounds the memory.", at_least=1, panel="Cache"
+        512, "Most tokens per forward while the text is read: bounds the memory.", at_least=1
     )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ..caches.spelling import check_spelling
 from ..errors import UserError
 from ..options.base import flag
 from ..options.evaluate import EvalOptions, TaskOptions, TextOptions
-from ..options.policies import check_spelling
 
 EPILOG = """[bold]Examples[/]
 

@@ -47,7 +47,6 @@ BRIEF = {
 class PlanOptions(Loading):
     """What was typed."""
 
-    panel: ClassVar[str] = "What is planned"
     left_out: ClassVar[frozenset[str]] = frozenset({"device", "allow_pickle"})
 
     model: str = option(

@@ -49,7 +49,6 @@ BRIEF = {
 class PrepareOptions(ModelOptions):
     """What was typed."""
 
-    panel: ClassVar[str] = "What is measured"
     left_out: ClassVar[frozenset[str]] = frozenset({"attn_implementation"})
 
     text: list[File] | None = option(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
@@ -45,8 +45,6 @@ def _read_tokens(typed: Any) -> Any:
 
 class VerifyOptions(ModelOptions):
     """What was typed."""
-
-    panel: ClassVar[str] = "What is checked"
 
     model: str = option(
         EMBEDDED,

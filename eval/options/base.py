@@ -17,12 +17,10 @@ class Options(BaseModel):
     """Some options, with their defaults; `model_fields_set` names those that were given.
 
     Class attributes:
-        panel: where `--help` shows those that a class brings.
         left_out: inherited ones that the command does not have.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    panel: ClassVar[str | None] = None
     left_out: ClassVar[frozenset[str]] = frozenset()
 
     def but(self: O, **changes: Any) -> O:
@@ -58,7 +56,6 @@ def option(
     *,
     at_least: float | None = None,
     at_most: float | None = None,
-    panel: str | None = None,
     flags: str | None = None,
     metavar: str | None = None,
     shown: str | None = None,
@@ -68,13 +65,12 @@ def option(
 
     Args:
         help: one sentence for `--help`.
-        panel: heading in `--help`, if it is not that of its class.
         flags: names other than `--the-name`, such as "--name/--no-name" of an option that is on by default.
         metavar: stands for the value in `--help`.
         shown: stands there for the default.
         argument: it is given without a name.
     """
-    shape = {"panel": panel, "flags": flags, "metavar": metavar, "shown": shown, "argument": argument}
+    shape = {"flags": flags, "metavar": metavar, "shown": shown, "argument": argument}
     extra: Any = {**shape, "min": at_least, "max": at_most}
     return Field(default, description=help, ge=at_least, le=at_most, json_schema_extra=extra)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
@@ -13,8 +13,6 @@ from hf_paged_eviction.options.cache_options import read_size
 from .base import option, words
 from .cache import CacheOptions
 from .model import Loading
-
-CACHES, HOW, RUN = "Caches", "How", "The run"
 
 
 def _listed(read: Callable[[str], Any], example: str) -> BeforeValidator:
@@ -48,8 +46,6 @@ Sizes = Annotated[tuple[int, ...], _listed(_whole, "1024,4096")]
 class StepOptions(Loading, CacheOptions):
     """What decides the numbers."""
 
-    panel: ClassVar[str] = "What is measured"
-
     model: str = option(
         "100m",
         "100m, smollm2-135m, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b: that shape with random weights, made on the "
@@ -69,20 +65,16 @@ class StepOptions(Loading, CacheOptions):
     )
     batch_sizes: Sizes = option((1,), "Rows.", metavar="N,...")
     variants: Annotated[tuple[str, ...], _listed(str, "floor,paged")] = option(
-        (), "From the list below.", metavar="A,B,...", shown="all", panel=CACHES
+        (), "From the list below.", metavar="A,B,...", shown="all"
     )
-    policy: str = option(
-        "paged_eviction", "Policy of this cache; one that does not look at attention.", metavar="NAME", panel=CACHES
-    )
-    steps: int = option(32, "Decoded tokens per timing: whole blocks.", at_least=1, panel=HOW)
-    rounds: int = option(9, "Timings.", at_least=1, panel=HOW)
-    threads: int | None = option(None, "Threads of torch on a CPU.", at_least=1, shown="torch decides", panel=HOW)
+    policy: str = option("paged_eviction", "Policy of this cache; one that does not look at attention.", metavar="NAME")
+    steps: int = option(32, "Decoded tokens per timing: whole blocks.", at_least=1)
+    rounds: int = option(9, "Timings.", at_least=1)
+    threads: int | None = option(None, "Threads of torch on a CPU.", at_least=1, shown="torch decides")
 
 
 class BenchOptions(StepOptions):
     """What was typed."""
-
-    panel: ClassVar[str] = RUN
 
     output: Path = option(
         Path("results/bench"), "Folder of results. A run that was stopped is continued by the same command."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import create_model
 
@@ -37,8 +37,6 @@ def _field(default: Any, typed: Typed) -> tuple[Any, Any]:
 class CacheOptions(Options, offered(*SHARED)):  # type: ignore[misc]
     """Options that every cache of a run gets as they are; each is an argument of `PagedEvictionCache` by its name."""
 
-    panel: ClassVar[str] = "Cache"
-
     @property
     def cache_arguments(self) -> dict[str, Any]:
         """Arguments of `PagedEvictionCache`."""
@@ -64,8 +62,6 @@ class CacheOptions(Options, offered(*SHARED)):  # type: ignore[misc]
 
 class OneCacheOptions(CacheOptions, offered("budget", "policy")):  # type: ignore[misc]
     """The same for commands that make one kind of cache."""
-
-    panel: ClassVar[str] = "Cache"
 
     @property
     def size(self) -> int | str | None:

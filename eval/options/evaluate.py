@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
 from .base import File, Numbers, Options, Words, option, words
 from .cache import CacheOptions
 from .model import ModelOptions
-
-COMPARE, TASKS, PROMPTS, THINKING = "What is compared", "Tasks and data", "Prompts", "Models that think"
-SPEED, MEASURES, TEXTS = "Memory and speed", "What is measured", "Perplexity instead of tasks"
 
 
 def whole_number(text: str) -> int | None:
@@ -62,8 +59,6 @@ JsonObject = Annotated[str, BeforeValidator(_object)]
 class RunOptions(Options):
     """What runs over tasks and over texts are told."""
 
-    panel: ClassVar[str] = TASKS
-
     limit: int | None = option(
         None,
         "Samples per task and length: the first ones, always the same. Default 64 for generated tasks, all for "
@@ -83,20 +78,16 @@ class RunOptions(Options):
         "auto",
         "Prompts, or texts, per batch. If memory runs out, the batch is halved.",
         metavar="N|auto",
-        panel=SPEED,
     )
     agreement: bool = option(
         False,
         "Also compare with the full cache: KL divergence of the next-token distributions, and the share of equal "
         "tokens in answers.",
-        panel=MEASURES,
     )
 
 
 class TaskFileOptions(Options):
     """What makes a task of a file of records."""
-
-    panel: ClassVar[str] = "A task of your own"
 
     template: str | None = option(
         None,
@@ -120,15 +111,12 @@ class TaskFileOptions(Options):
         "task's protocol, and rows and tables say so.",
         at_least=1,
         shown="the task's, 64 of your own",
-        panel=THINKING,
     )
     answers: str | None = option(None, "The field of the right answers.", metavar="FIELD", shown="answers, answer, ...")
 
 
 class TaskOptions(TaskFileOptions):
     """What runs over tasks are told besides."""
-
-    panel: ClassVar[str] = TASKS
 
     seed: int = option(0, "Seed of generated tasks.")
     data_dir: str | None = option(
@@ -141,7 +129,6 @@ class TaskOptions(TaskFileOptions):
         "Compress after the model has read the whole prompt, as the papers do, or before it reads the question, so "
         "that one compressed context serves all questions about it.",
         flags="--question-aware/--question-agnostic",
-        panel=PROMPTS,
     )
     max_length: int | None = option(
         None,
@@ -149,60 +136,49 @@ class TaskOptions(TaskFileOptions):
         "long is said before anything is computed.",
         at_least=2,
         shown="the model's context less the answer",
-        panel=PROMPTS,
     )
     chat_template: Literal["auto", "always", "never"] = option(
         "auto",
         "auto, always or never. auto: if the task's protocol uses one (few-shot and code tasks do not), see docs.",
         metavar="WHEN",
-        panel=PROMPTS,
     )
     chat_template_kwargs: JsonObject | None = option(
         None,
         """More arguments of the chat template, such as '{"enable_thinking": false}'.""",
         metavar="JSON",
-        panel=THINKING,
     )
     prefill_chunk_size: int | None = option(
         None,
         "Tokens of the prompt per forward: bounds memory; the cache is compressed between chunks.",
         at_least=1,
-        panel=SPEED,
     )
     share_prefill: bool = option(
         True,
         "Read every prompt once for all policies and budgets. The answers are the same; without it, memory and "
         "prefill time are measured for each.",
         flags="--share-prefill/--no-share-prefill",
-        panel=SPEED,
     )
 
     teacher_forced: bool = option(
         False,
         "With --agreement: only the full cache generates. Every other cache reads that answer at once, and its "
         "predictions at each token count as its answer: one forward per cache instead of one per token.",
-        panel=MEASURES,
     )
     stop_when_right: bool = option(
         False,
         "End an answer with the token that makes it right. For base models, which continue and repeat the answer: "
         "with --teacher-forced, a cache would read there what it has evicted. Generated tasks only.",
-        panel=MEASURES,
     )
 
 
 class TextOptions(Options):
     """What runs over texts are told besides."""
 
-    panel: ClassVar[str] = TEXTS
-
     chunk: int = option(64, "Tokens per forward.", at_least=1)
 
 
 class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, TextOptions):
     """What was typed, or written in a run file."""
-
-    panel: ClassVar[str] = "The run"
 
     # Both at once, which only a run over texts can be.
     positions: PositionNames = option(
@@ -237,7 +213,6 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, TextOptio
         "policy.",
         metavar="A,B,...",
         shown="seven simple ones",
-        panel=COMPARE,
     )
     budgets: Numbers = option(
         "6%,12.5%,25%,50%,full",
@@ -245,13 +220,11 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, TextOptio
         "all paged layers together (2MiB), a share of the bytes that the prompt takes in 16 bits (25% of memory), or "
         "full, once for all policies. Rounded up to whole blocks; bytes are rounded down.",
         metavar="N,P%,SIZE,full",
-        panel=COMPARE,
     )
     tasks: Words = option(
         "suite",
         "Names and groups from `paged-eviction tasks`: suite, ruler, niah; LongBench: paper, en16, all21, e13, v2.",
         metavar="A,B,...",
-        panel=TASKS,
     )
     haystack: list[File] | None = option(
         None,
@@ -259,14 +232,12 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, TextOptio
         "Graham in published tests.",
         metavar="FILE|FOLDER",
         shown="made-up sentences and Python's library",
-        panel=TASKS,
     )
     task_file: list[File] | None = option(
         None,
         "Your own records: JSON lines (also gzipped), JSON, CSV or Parquet; datasets:ID:CONFIG:SPLIT from the Hub "
         "or a folder. The task has the name of the file. Without --tasks it runs alone.",
         metavar="FILE",
-        panel="A task of your own",
     )
     length: Numbers | None = option(
         None,
@@ -274,29 +245,24 @@ class EvalOptions(ModelOptions, CacheOptions, RunOptions, TaskOptions, TextOptio
         " 2048.",
         metavar="N,...",
         shown="1024",
-        panel=TASKS,
     )
     log_samples: bool = option(
         False,
         "Also write every prompt as the model reads it, with its ids, to prompts.jsonl.",
-        panel=MEASURES,
     )
     workers: int | None = option(
         None,
         "Processes on this machine, one thread each. Default 2 for the embedded model on a CPU, else 1.",
         at_least=1,
-        panel=SPEED,
     )
     shard: str | None = option(
         None,
         "Answer only one of N shares of the questions, such as 3/8, for jobs of a cluster. All write to the same "
         "--output; the last one to end shows the tables.",
         metavar="I/N",
-        panel=SPEED,
     )
     text: bool = option(
         False,
         "Perplexity by position on FILE..., on --dataset or, without either, on standard-library modules that the "
         "embedded model never saw.",
-        panel=TEXTS,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from .base import Options, option
 
@@ -11,8 +11,6 @@ EMBEDDED = "embedded"
 
 class Loading(Options):
     """What every command that loads a model is told."""
-
-    panel: ClassVar[str] = "Model"
 
     model: str = option(
         EMBEDDED,
@@ -35,8 +33,6 @@ class Loading(Options):
 
 class ModelOptions(Loading):
     """The same for a model with a tokenizer, perhaps on several devices."""
-
-    panel: ClassVar[str] = "Model"
 
     tokenizer: str | None = option(None, "Tokenizer, if it is not the model's own.")
     revision: str | None = option(None, "Branch, tag or commit of the model on the Hub.")

@@ -13,10 +13,10 @@ from transformers import AttentionInterface
 
 import hf_paged_eviction
 from hf_paged_eviction import library
+from hf_paged_eviction_eval.caches.spelling import check_spelling
 from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.options.base import flag
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
-from hf_paged_eviction_eval.options.policies import check_spelling
 from invoking import run
 from report_rows import VARIANTS, make_row
 
@@ -141,4 +141,4 @@ def test_a_misspelt_policy_is_refused_before_torch_is_imported() -> None:
 
 
 def test_names_that_are_no_misspelling_pass() -> None:
-    check_spelling("auto,full,all,hybrid(keydiff, recency),observed@heads,snapkv(window=8),'quoted',zzz")
+    assert check_spelling("auto,full,all,hybrid(keydiff, recency),observed@heads,snapkv(window=8),'quoted',zzz") is None

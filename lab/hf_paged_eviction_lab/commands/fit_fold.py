@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from hf_paged_eviction_eval.options.base import Numbers, Options, option
 from hf_paged_eviction_eval.options.model import ModelOptions
@@ -29,8 +29,6 @@ A file serves one model and one policy, and any budget.
 
 class KernelOptions(Options):
     """How kernels are fitted."""
-
-    panel: ClassVar[str] = "What is folded"
 
     policy: str = option("paged_eviction", "Whose losers are folded: the file serves this policy only.", metavar="NAME")
     profile: str | None = option(

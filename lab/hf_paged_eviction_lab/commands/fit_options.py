@@ -11,7 +11,6 @@ from hf_paged_eviction_eval.options.base import File, Options, option
 class FitOptions(Options):
     """Texts to read, and the file to write; with `ModelOptions`."""
 
-    panel: ClassVar[str] = "The text"
     left_out: ClassVar[frozenset[str]] = frozenset({"attn_implementation"})
 
     output: Path = option(..., "The file to write.", metavar="FILE.safetensors")

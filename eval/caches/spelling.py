@@ -9,8 +9,8 @@ from importlib.metadata import entry_points
 
 from hf_paged_eviction.naming.policies import POLICY_MODULES
 
-from ..caches.plugins import VARIABLE
 from ..errors import UserError
+from .plugins import VARIABLE
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 #: What stands in a list besides names of policies.
