@@ -101,15 +101,19 @@ def read_groups(files: Sequence[Path], longbench_e: bool, keep_first_run: bool =
     lines = [(where, checked((where, row), "predictions", {}, {})) for file in files for where, row in _read(file)]
     if not lines:
         raise UserError(f"{files[0]} holds no predictions: the file is empty")
-    (first, row), is_run = lines[0], files[0].match(ROWS)
+    first, row = lines[0]
     if {"judge", "difficulty"} <= row.keys():
         return [_official_v2(files[0], lines)]
     if "pred" in row:
         return [_official(files[0], lines, longbench_e, keep_first_run)]
     if not {"task", "prediction"} & row.keys() or "loss" in row:
         raise UserError(f"{first} is no prediction: a row has a field 'prediction', or 'pred' if pred.py wrote it")
-    source = files[0].parent if is_run else files[0]
-    return list(_own(source, _asked(source, lines) if is_run else lines, longbench_e))
+    folder = files[0].parent
+    if not files[0].match(ROWS):
+        raise UserError(
+            f"{files[0]} is no file of LongBench: predictions of this package are read where a run wrote {ROWS}"
+        )
+    return list(_own(folder, _asked(folder, lines), longbench_e))
 
 
 def _read(path: Path) -> Iterator[Located]:
@@ -238,16 +242,10 @@ def _refuse_second_run(path: Path, lines: Lines, task: LongBenchTask) -> int:
 
 
 def _own(source: Path, lines: Lines, longbench_e: bool) -> Iterator[Group]:
-    seen: dict[tuple[Any, ...], str] = {}
     groups: dict[tuple[str, int | None, str, str], list[Prediction]] = {}
     for place, row in lines:
         checked((place, row), "this package", _OWN, _OWN_MORE)
         group = (row["task"], row["length"], row["policy"], row["budget"])
-        if (first := seen.setdefault((*group, row["id"]), place)) != place:
-            raise UserError(
-                f"{place} repeats {first} (same task, length, policy, budget and id): delete one of them, or run the "
-                "same `paged-eviction eval` again, which puts it right"
-            )
         groups.setdefault(group, []).append(_own_prediction(place, row))
     for (task, length, policy, budget), predictions in groups.items():
         rules = _task(task, longbench_e)

@@ -127,9 +127,13 @@ def test_choices_of_another_task_have_no_groups(tmp_path: Path) -> None:
     rows = [own("The correct answer is (A)", "A", task="exam", metric="multiple_choice")]
     entry = score(write(tmp_path / "rows.0.jsonl", rows))
     assert (entry.score, entry.groups) == (100.0, None)
-    (tmp_path / "rows.0.jsonl").unlink()
-    chosen = score(write(tmp_path / "mine.jsonl", [own("A", "A")]), metrics=["multiple_choice"])
+    chosen = score(write(tmp_path / "rows.0.jsonl", [own("A", "A")]), metrics=["multiple_choice"])
     assert (chosen.score, chosen.groups) == (0.0, None)
+
+
+def test_rows_outside_a_run_are_those_of_others(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"mine\.jsonl is no file of LongBench.*rows"):
+        score(write(tmp_path / "mine.jsonl", [own("A", "A")]))
 
 
 def test_means_need_all_tasks(tmp_path: Path) -> None:
@@ -201,7 +205,6 @@ REFUSED: list[tuple[str, Rows | bytes, str]] = [
     ("qasper_e", [official("x", "y", length=None)], "1: 'length'"),
     ("narrativeqa_e", [official("x", "y")], r"tasks.*narrativeqa"),
     ("results", [official("x", "y")], r"tasks.*narrativeqa"),
-    ("mine", [own("x", "x", 1), own("x", "x", 2), own("other", "x", 1)], r"3 repeats.*1"),
     # A second run behind the first.
     ("qasper", numbered(3) * 2, r"3.*6.*pred\.py"),
     ("qasper", numbered(9)[:4] + numbered(9), r"4.*13 lines"),
