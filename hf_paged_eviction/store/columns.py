@@ -139,6 +139,10 @@ class Columns:
         self.decoders: dict[int, Any]
         self.use({})
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has tensors of its own, and calls that were prepared for these hold addresses: it makes its own."""
+        return {**vars(self), "decoders": {}}
+
     # ---- what there is --------------------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> Tensor:
