@@ -53,6 +53,7 @@ from .naming.files import whole_file
 from .naming.fitted import FittedFiles, Tensors
 from .naming.sizes import parse_bytes
 from .naming.tensors import FileKind
+from .options.cache_options import read_bits, typed_options
 from .options.checked import first_tokens, reads_profile  # who gets --profile
 from .options.defaults import AUTO, NO_PROFILE, UNKNOWN_WEIGHTS, Default  # tables say what a default came to
 from .policies import QueryCount
@@ -218,6 +219,7 @@ __all__ = [
     "probe_context",
     "rank_keys",
     "read",
+    "read_bits",
     "read_spans",
     "reads_profile",
     "refuse_other_model",
@@ -229,6 +231,7 @@ __all__ = [
     "spans_in",
     "text_facts",
     "trained_window",
+    "typed_options",
     "unwrapped",
     "using",
     "visible",
