@@ -137,7 +137,7 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
             options.check_together()
             return options
 
-        self._was_handed = self._turn_begins = False
+        self._was_handed = self._turn_begins = self._crop_warned = False
         profile = profile_path(user_options.profile)
         self._options = options = choose(
             config, user_options.policy, user_options.allocator, check, 5, user_options.budget, profile
@@ -397,6 +397,9 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
     def crop(self, tokens_to_remove: int) -> None:
         """Take back the newest tokens, in all layers or in none.
 
+        Statistics of attention and rounded blocks keep traces of tokens that were not pending; a warning says so once.
+        To answer again as if nothing had been answered, keep `copy.deepcopy(cache)`.
+
         Args:
             tokens_to_remove: `-n` or 0 removes `n` tokens; `n > 0` keeps `n` of those seen (as in transformers up to
                 5.12).
@@ -416,11 +419,28 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
         crop_all_or_none(others, crops, count, self.get_seq_length() - count)
         held = [crop_pending(layer.state, count) for layer in paged]
         self._forwards.commit()
+        if any(held):
+            self._warn_of_traces()
         for layer, held_count in zip(paged, held, strict=True):
             crop_held(layer.state, held_count)
         if count:
             self._padding.crop(self.get_seq_length())
             self._states.taken_back()
+
+    def _warn_of_traces(self) -> None:
+        """Warn once that tokens which are taken back have left traces in what stays, if they have."""
+        policy, rounds = self._options.policy, self._options.precision is not None
+        if self._crop_warned or not (policy.needs.queries or rounds):
+            return
+        self._crop_warned = True
+        traces = [f"the policy {policy.label!r} has observed their attention"] if policy.needs.queries else []
+        traces += ["bits= has rounded other tokens with them"] if rounds else []
+        warnings.warn(
+            f"crop takes tokens back, but {' and '.join(traces)}: another answer may differ from one of a cache that "
+            "never had them. To answer again, keep a copy from before the answer, copy.deepcopy(cache); it takes "
+            f"{readable_bytes(self.stats().device_bytes)}.",
+            stacklevel=3,
+        )
 
     # ---- protecting, shrinking ------------------------------------------------------------------------------------
 
