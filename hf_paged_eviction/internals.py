@@ -12,7 +12,7 @@ from .allocators import (
 )
 from .allocators.registry import ALLOCATORS  # which names stand before a file; what a plugin registers
 from .allocators.share import share_out
-from .attention.parts import Part, Read, join, read
+from .attention.parts import Extra, Part, Read, join, read
 from .attention.weights import Attention, Logits  # what a policy is told of one prefill, for many caches
 from .disposals import Drop
 from .disposals.base import AttentionCall, DisposalContext, EvictionAction, Held, Site
@@ -35,7 +35,12 @@ from .integration.heads import LocalHeads
 from .integration.implementations import Implementations, using
 from .integration.kept_state import forget_last_text
 from .integration.model_rotary import head_dim
-from .integration.models import is_latent_attention, paged_layers, why_not_ours  # which attention a model may take
+from .integration.models import (  # which attention a model may take
+    is_latent_attention,
+    mixes_heads,
+    paged_layers,
+    why_not_ours,
+)
 from .integration.rotary import Rotary
 from .integration.weights import without_parallel  # verify takes wrapped models, as prepare does
 from .integration.window import trained_window  # a note where prompts are longer
@@ -137,6 +142,7 @@ __all__ = [
     "Entry",
     "EvictionAction",
     "Exact",
+    "Extra",
     "FewBits",
     "FileKind",
     "FittedFiles",
@@ -208,6 +214,7 @@ __all__ = [
     "join",
     "log_failure",
     "map_tensors",
+    "mixes_heads",
     "model_fingerprint",
     "moved_parts",
     "overheard",

@@ -22,7 +22,6 @@ COSTS = {
     "time per token (ms)": 2,
     "peak memory (MiB)": 0,
     "KV held (MiB per row)": 2,
-    "in host memory (MiB per row)": 2,
     "evicted tokens": 0,
 }
 _COURSE_NOTE = (
@@ -49,7 +48,7 @@ def costs(frame: DataFrame, by: Sequence[str]) -> DataFrame:
     shared = frame.assign(steps=frame["decode_steps"] * share, decode=frame["decode_seconds"] * share)
     groups = shared.groupby(list(by), sort=False)
     mean, sums = (
-        groups[["prefill_seconds", "kv_bytes", "host_bytes", "evicted_tokens"]].mean(),
+        groups[["prefill_seconds", "kv_bytes", "evicted_tokens"]].mean(),
         groups[["steps", "decode"]].sum(),
     )
     sums = sums.where(sums > 0)
@@ -58,7 +57,6 @@ def costs(frame: DataFrame, by: Sequence[str]) -> DataFrame:
         1000 * sums["decode"] / sums["steps"],
         groups["peak_bytes"].max() / MIB,
         mean["kv_bytes"] / MIB,
-        (mean["host_bytes"] / MIB).where(mean["host_bytes"] > 0),
         mean["evicted_tokens"],
     ]
     return _columns(COSTS, columns).dropna(how="all")

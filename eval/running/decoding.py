@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .agreement import FullAnswer, divergence, identical_share, logits_along, recorded_logits
-from .efficiency import Stopwatch, evicted_tokens, host_bytes, kv_bytes
+from .efficiency import Stopwatch, evicted_tokens, kv_bytes
 from .generation import Generator, Judge, until_end
 from .prefill import Inputs, after_forwards
 from .start import Start
@@ -104,6 +104,5 @@ def _costs(start: Start, rows: int, seconds: float, steps: int) -> list[dict[str
         "decode_seconds": seconds,
         "decode_steps": steps,
         "kv_bytes": kv_bytes(start.cache) // rows,
-        "host_bytes": host_bytes(start.cache) // rows,
     }
     return [common | {"evicted_tokens": tokens} for tokens in evicted_tokens(start.cache, rows)]

@@ -124,11 +124,6 @@ def kv_bytes(cache: DynamicCache) -> int:
     return sum(state.numel() * state.element_size() for state in states if isinstance(state, Tensor))
 
 
-def host_bytes(cache: DynamicCache) -> int:
-    """Bytes that the disposal of a cache keeps in host memory, over all rows and layers."""
-    return cache.stats().host_bytes if isinstance(cache, PagedEvictionCache) else 0
-
-
 def evicted_tokens(cache: DynamicCache, rows: int) -> list[int]:
     """Tokens evicted from each row, summed over layers; all rows of a batch go on until its longest answer ends."""
     layers = cache.paged_layers if isinstance(cache, PagedEvictionCache) else []

@@ -13,7 +13,7 @@ from ..store.results import Row
 _TEXTS = "task length policy budget id prediction thinking metadata".split()
 _NUMBERS = (
     "score budget_tokens prompt_tokens truncated chat record_length new_tokens ended repeated identical kl batch_rows "
-    "prefill_seconds decode_seconds decode_steps peak_bytes kv_bytes host_bytes evicted_tokens"
+    "prefill_seconds decode_seconds decode_steps peak_bytes kv_bytes evicted_tokens"
 ).split()
 
 

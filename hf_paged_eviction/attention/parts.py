@@ -43,6 +43,21 @@ class Read:
     lse: Tensor
 
 
+@dataclass(frozen=True)
+class Extra:
+    """What attention reads in addition to the tokens that it was given: those in the slots, followed by the new ones if
+    they are not in the table yet.
+
+    Attributes:
+        parts: additional keys and values, which are consumed one after the other; None = none. A token must not be in
+            two places.
+        bias: `[B, H, 1, tokens]` float32, added to the logits of the tokens that attention was given; None = nothing.
+    """
+
+    parts: Iterable[Part | Read] | None = None
+    bias: Tensor | None = None
+
+
 def read(query: Tensor, part: Part, logits: Logits) -> Read:
     """Attention to one part, in float32.
 

@@ -5,16 +5,14 @@ size, `D` head size.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from ..attention.parts import Part, Read
+from ..attention.parts import Extra
 from ..integration.heads import LocalHeads
-from ..integration.models import mixes_heads
 from ..naming import Named
 from ..policies import EvictionPolicy
 from ..policies.needs import Heads
@@ -106,36 +104,6 @@ class DisposalContext:
     positions: str
     coded: bool
 
-    def refuse(self, disposal: str, **reasons: str) -> None:
-        """Raise an error if the cache is of one of these kinds.
-
-        Args:
-            disposal: its label.
-            **reasons: by kind (a key of `kinds` below): why it is refused, and what to use instead.
-
-        Raises:
-            ValueError: with the kind, the reason and what to use instead.
-        """
-        kinds = {
-            "static": (self.static, "static=True"),
-            "allocator": (not self.uniform, "an allocator"),
-            "latent": (self.latent, "a model that caches latents (MLA)"),
-            "queries": (self.policy.needs.queries, f"the policy {self.policy.label!r}"),
-            "shared": (
-                bool(getattr(self.config, "num_kv_shared_layers", 0)),
-                "a model whose layers share keys and values",
-            ),
-            "mixed": (mixes_heads(self.config), f"{self.config.model_type}, whose attention mixes KV heads"),
-            "share": (self.sizes.keep_ratio is not None, "a share as budget"),
-            "memory": (self.sizes.in_bytes, "bytes as budget"),
-            "coded": (self.coded, "bits="),
-            "positions": (self.positions != "text", f"positions={self.positions!r}"),
-        }
-        for kind, reason in reasons.items():
-            refused, name = kinds[kind]
-            if refused:
-                raise ValueError(f"{disposal} cannot be combined with {name}: {reason}.")
-
 
 class EvictionAction:
     """What one layer does with its evicted tokens. This base class does nothing.
@@ -145,35 +113,32 @@ class EvictionAction:
     Neither may read a tensor on the host.
 
     Attributes:
-        plans: whether `plan` is to be called.
-        takes: whether `evict_token` is to be called. `overflow` is called if `plans` or `takes` is true.
-        reads: whether `extra_attention` and `logit_bias` are to be called.
-        picks_blocks: whether the action holds whole blocks of consecutive tokens and chooses the next one itself. The
-            layer then calls `scores` instead of the policy, and `best_blocks` after a forward of several tokens.
+        acts: whether `plan`, `evict_token`, `overflow` and `settle` are to be called.
+        reads: whether `extra_attention` is to be called.
+        picks_blocks: whether `scores` is to be called instead of the policy where single tokens evict blocks.
+        summary_bytes: bytes that are kept on the device beside the storage.
     """
 
-    plans = False
-    takes = False
+    acts = False
     reads = False
     picks_blocks = False
+    summary_bytes = 0
 
-    def stats(self) -> dict[str, int]:
-        """What is kept and has come back, by field of `LayerStats`: `summary_bytes`, `host_bytes`, `faults`,
-        `demoted_tokens`; those left out are 0. May read tensors."""
-        return {}
-
-    def bytes_for(self, keys: Tensor, values: Tensor, slot_bytes: int) -> tuple[int, int, int]:
-        """For budgets in bytes, of one layer.
+    def bytes_for(self, keys: Tensor, values: Tensor, slot_bytes: int) -> tuple[int, int]:
+        """For budgets in bytes, of one layer: bytes of a slot together with its share of what is kept on the device;
+        and the most bytes kept there however many slots there are.
 
         Args:
             keys, values: of the shape of the states that will come.
             slot_bytes: bytes of a slot alone.
-
-        Returns:
-            Bytes of a slot together with its share of what is kept on the device; the most bytes kept there however
-            many slots there are; bytes of temporary tensors.
         """
-        return slot_bytes, 0, 0
+        return slot_bytes, 0
+
+    # ---- tokens ---------------------------------------------------------------------------------------------------
+
+    def scores(self) -> Tensor:
+        """`[B, S, C]` float32 in slot order; the block with the lowest scores goes next. Called if `picks_blocks`."""
+        raise NotImplementedError
 
     def plan(self, slots: Tensor, begins: Tensor, held: Held) -> None:
         """A block was chosen, and the next tokens will overwrite its slots. Called on the host.
@@ -194,84 +159,23 @@ class EvictionAction:
                 tokens.
         """
 
-    def overflow(self, tokens: Held, leaves: Tensor) -> Held:
+    def overflow(self, tokens: Held, leaves: Tensor, kept_indices: Tensor) -> tuple[Held, Tensor]:
         """More tokens are held than may stay, after a forward of several tokens or because a budget became smaller.
 
         Args:
             tokens: all tokens, held and new. They must not be written to.
             leaves: `[B, S, n]` bool, True for tokens that are evicted.
+            kept_indices: `[B, S, C]` int64, the tokens that stay, in slot order.
 
         Returns:
-            The tokens from which the kept ones are taken: `tokens`, or others of the same shape.
+            The tokens from which the kept ones are taken, `tokens` or others of the same shape; and `kept_indices`, or
+            others.
         """
         self.evict_token(replace(tokens, positions=tokens.positions.masked_fill(~leaves, -1)), None)
-        return tokens
-
-    def scores(self, table: BlockTable) -> Tensor:
-        """`[B, S, C]` float32 in slot order; the block with the lowest scores goes next. Called if `picks_blocks`."""
-        raise NotImplementedError
-
-    def best_blocks(
-        self, table: BlockTable, scores: Tensor, positions: Tensor, columns: int, sizes: BlockBudget
-    ) -> Tensor:
-        """Indices `[B, S, C]` of the tokens that stay after a forward of several tokens. Called if `picks_blocks`.
-
-        Args:
-            scores: `[B, S, n]`, scores of the policy, of the held tokens followed by the new ones.
-            positions: `[B, 1 or S, n]`.
-            columns: number of tokens seen by then, pads included.
-            sizes: of the layer now.
-        """
-        raise NotImplementedError
-
-    def extra_attention(self, call: AttentionCall) -> Iterable[Part | Read] | None:
-        """Called just before attention; the slots may still be changed.
-
-        Returns:
-            Additional keys and values for the queries, which are consumed one after the other; None = nothing. A token
-            must not be in two places.
-        """
-
-    def logit_bias(self, tokens: int) -> Tensor | None:
-        """`[B, H, 1, tokens]` float32, added to the logits of the tokens that attention was given; None = nothing.
-
-        These are the tokens in the slots, followed by the new tokens if they are not in the table yet.
-        """
-        return None
-
-    def check_crop(self, count: int) -> None:
-        """Check that the newest `count` tokens in the slots can be taken back.
-
-        Raises:
-            ValueError: they cannot; the message says what to do instead.
-        """
-
-    def check_removal(self, left: bool, ends: bool) -> None:
-        """Check that the tokens which a later mask hides can be removed, together with anything this action keeps of
-        them.
-
-        Args:
-            left: whether some tokens have left the slots.
-            ends: whether no visible token of their row follows the hidden tokens.
-
-        Raises:
-            ValueError: they cannot; the message says what to do instead.
-        """
-        if left and (self.plans or self.takes):
-            raise ValueError(
-                "attention_mask hides, or forget names, tokens of the past, but this cache has evicted tokens to its "
-                "disposal, which cannot remove these. Use disposal='drop', a budget that holds the whole text, or keep "
-                "the mask of the past as it was."
-            )
-
-    # ---- rows and life --------------------------------------------------------------------------------------------
-
-    def start(self, rows: int, heads: int, sets: int, capacity: int, device: torch.device) -> None:
-        """Called at the first forward, when `B`, `H`, `S` and `C` are known."""
+        return tokens, kept_indices
 
     def settle(self, kept_indices: Tensor | None, positions: Tensor, capacity: int) -> None:
-        """The slots were filled again or sorted, tokens were taken back, or the number of slots changed. Called if
-        `takes`.
+        """The slots were filled again or sorted, tokens were taken back, or the number of slots changed.
 
         Args:
             kept_indices: `[B, S, held or more]` int64, the token that each slot now holds: its index among the tokens
@@ -280,11 +184,34 @@ class EvictionAction:
             capacity: number of slots from now on.
         """
 
+    def extra_attention(self, call: AttentionCall) -> Extra | None:
+        """Called just before attention; the slots may still be changed. None = attention reads the slots alone."""
+
+    def check_undo(self, cropped: int, evicted: bool) -> None:
+        """Check that tokens in the slots can be taken out, together with anything this action keeps of them.
+
+        Args:
+            cropped: how many of the newest tokens `crop` takes back; 0 = a later mask hides tokens.
+            evicted: whether some tokens have left the slots.
+
+        Raises:
+            ValueError: they cannot; the message says what to do instead.
+        """
+        if self.acts and evicted and not cropped:
+            raise ValueError(
+                "attention_mask hides tokens of the past, but this cache has evicted tokens to its disposal, which "
+                "cannot remove the hidden ones. Use disposal='drop', a budget that holds the whole text, or keep "
+                "the mask of the past as it was."
+            )
+
+    # ---- rows and life --------------------------------------------------------------------------------------------
+
+    def start(self, table: BlockTable | None) -> None:
+        """Forget all state. Called at the first forward with the empty table of the layer, when the storage is there;
+        None = a layer that was reset waits for its first forward."""
+
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply an indexing of dimension 0 to all state."""
-
-    def clear(self) -> None:
-        """Forget all state: the layer starts from the beginning."""
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
@@ -294,16 +221,15 @@ class EvictionAction:
         Raises:
             ValueError: the action has state and does not override this method.
         """
-        if self.plans or self.takes:
+        if self.acts:
             raise ValueError(f"a {type(self).__name__} has no state_dict(), so its evicted tokens cannot be saved")
         return None
 
-    def load_state(self, saved: SavedState | None, table: BlockTable, kind: StateKind) -> None:
-        """Restore the state of another action.
+    def load_state(self, saved: SavedState | None, kind: StateKind) -> None:
+        """Restore the state of another action, after `start`.
 
         Args:
             saved: what `state_dict` returned. It comes from a file that anybody may have written, so check every value.
-            table: of the layer, as it is now.
             kind: shapes and dtypes of keys and values.
 
         Raises:

@@ -56,12 +56,12 @@ class Group:
         table, joint, layers, action = self.table, self.joint, self.layers, self.layers[0].action
         joint.write_back()
         # An action that plans for blocks that go is shown their scores.
-        scores = self._scores(table.unscored) if asks(table, always=action.plans) else None
+        scores = self._scores(table.unscored) if asks(table, always=action.acts) else None
         begins = choose(table, scores, None if real is None else real.repeat(len(layers), 1))
         joint.hand_choice()
-        if action.plans or table.tokens.shifts is not None:
+        if action.acts or table.tokens.shifts is not None:
             for layer, due, begins_here in zip(layers, joint.due, begins.split(self.rows), strict=True):
-                if due and action.plans:
+                if due and action.acts:
                     layer.plan(begins_here)
                 if due:
                     layer.rerotate_keys()

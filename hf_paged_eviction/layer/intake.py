@@ -354,7 +354,7 @@ def _overwrite(state: LayerState, plan: Plan, keys: Tensor, values: Tensor, real
         _encode_block(state, plan)
         return
     slot = table.next_slots()
-    if state.action.takes:
+    if state.action.acts:
         # These tokens are older than the choice of the block, so their positions are stored.
         positions = table.tokens.positions.gather(-1, slot)
         state.evict_token(slot, positions if real is None else positions.masked_fill(~real[..., None], -1))

@@ -1,6 +1,7 @@
 """The parts of one layer, and operations on all of them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -81,12 +82,15 @@ class LayerState:
     ) -> None:
         self.store, self.budget, self.action, self.recorder = store, budget, action, recorder
         self.scorer, self.padding, self.own_mask = scorer, padding, own_mask
-        self.needs = needs = scorer.policy.needs
+        needs = scorer.policy.needs
+        if action.picks_blocks:  # other scores decide between two prompts, and none of them lasts
+            needs = replace(needs, token_local=False, decision_interval=1)
+        self.needs = needs
         self.exposed = ExposedStates(scorer.layer_idx)
         self.arrivals = Arrivals(scorer.layer_idx)
         self.memory, self.recording = memory, False
-        self.may_fill = not (action.plans or action.takes or action.reads or static)
-        self.early = store.rounds and needs.token_local and not action.picks_blocks
+        self.may_fill = not (action.acts or action.reads or static)
+        self.early = store.rounds and needs.token_local
         self.ring = QueryRing() if static and needs.queries else None
         self.next_slots: NextSlots | None = None
         self._places = 0, 0, 0  # of its rows among those of `next_slots`, and its slots
@@ -193,7 +197,7 @@ class LayerState:
             evicted_blocks=evicted_blocks,
             storage_bytes=self.store.columns.bytes,
             storage_parts=self.store.bytes_by_part,
-            **self.action.stats(),
+            summary_bytes=self.action.summary_bytes,
         )
 
     # ---- what attention reads -------------------------------------------------------------------------------------
@@ -285,7 +289,7 @@ class LayerState:
         self.store.start(keys, values, least, capacity)
         sets = self.scorer.sets(heads)
         self.table = table = self.new_table(budget, rows, sets, device)
-        self.action.start(rows, heads, sets, capacity, device)
+        self.action.start(table)
         if self.recorder is not None:
             self.recorder.observer.start(rows, heads, capacity, device)
         return table
@@ -294,24 +298,23 @@ class LayerState:
         """Make tokens of a budget in bytes, for states like these."""
         if self.memory is not None:
             store = self.store
-            token_bytes, beside, passing = self.action.bytes_for(keys, values, store.token_bytes(keys, values))
+            token_bytes, beside = self.action.bytes_for(keys, values, store.token_bytes(keys, values))
             beside += store.fixed_bytes(keys, values)
             rows, _, tokens, _ = keys.shape
             in_16_bits = 2 * sum(rows * states.shape[1] * states.shape[3] for states in (keys, values))
             place, spans = self.scorer.layer_idx, self.budget.now.spans
-            self.memory.begin(place, token_bytes, rows, beside, passing, spans, in_16_bits, tokens)
+            self.memory.begin(place, token_bytes, rows, beside, spans, in_16_bits, tokens)
 
     def new_table(self, budget: BlockBudget, rows: int, sets: int, device: torch.device) -> BlockTable:
         """An empty table for so many rows and sets."""
-        needs, picks = self.needs, self.action.picks_blocks
-        interval = 1 if picks else needs.decision_interval
+        needs = self.needs
         return BlockTable(
             budget,
             rows,
             sets,
             device,
-            token_local=needs.token_local and not picks,
-            interval=interval,
+            token_local=needs.token_local,
+            interval=needs.decision_interval,
             absolute_noise=needs.absolute_noise,
             shifting=self.store.rerotation is not None,
         )
@@ -326,7 +329,7 @@ class LayerState:
         if self.memory is not None:
             self.memory.forget()
         self.store.dtype = self.arrivals.kind = None  # the model's dtype may change before the next prompt
-        self.action.clear()
+        self.action.start(None)
         if self.recorder is not None:
             self.recorder.clear()
 
@@ -394,5 +397,5 @@ class LayerState:
 
     def _settle_action(self, kept_indices: Tensor | None) -> None:
         table = self.known
-        if self.action.takes:
+        if self.action.acts:
             self.action.settle(kept_indices, table.positions, table.capacity)

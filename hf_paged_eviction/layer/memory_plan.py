@@ -35,7 +35,6 @@ class MemoryPlan:
         token_bytes: int,
         rows: int,
         beside: int = 0,
-        passing: int = 0,
         spans: tuple[Spans, ...] = (),
         in_16_bits: int = 0,
         tokens: int = 0,
@@ -47,7 +46,6 @@ class MemoryPlan:
             token_bytes: bytes of one token of every row in this layer.
             rows: number of rows, for messages.
             beside: bytes of all rows of the layer that do not depend on the number of tokens.
-            passing: bytes of temporary tensors, which one layer after the other needs.
             spans: protected spans, see `BlockBudget`.
             in_16_bits, tokens: bytes of a token of every row in 16 bits, and the number of first tokens, for a share of
                 memory.
@@ -59,7 +57,7 @@ class MemoryPlan:
         if not self._begun:
             self._begun, self._token_bytes = True, token_bytes
             self._sizes = replace(self._sizes, spans=spans).of_prompt(in_16_bits * len(self._limits.layers), tokens)
-            self._limits.mean = sizes = self._sizes.in_tokens(self._tokens(token_bytes, rows, beside, passing))
+            self._limits.mean = sizes = self._sizes.in_tokens(self._tokens(token_bytes, rows, beside))
             for budget in self._limits.layers:
                 budget.now = sizes
         elif token_bytes > self._token_bytes:
@@ -73,10 +71,10 @@ class MemoryPlan:
     def _total(self) -> int:
         return self._sizes.memory or 0
 
-    def _tokens(self, token_bytes: int, rows: int, beside: int, passing: int) -> int:
+    def _tokens(self, token_bytes: int, rows: int, beside: int) -> int:
         """Mean share of a layer, whole blocks."""
         layers, size, smallest = len(self._limits.layers), self._sizes.block_size, self._sizes.smallest
-        taken = layers * beside + passing
+        taken = layers * beside
         room = max(self._total - taken, 0) // token_bytes
         tokens = room // layers // size * size
         while tokens >= smallest and (stored := self._storage(self._sizes.of(tokens), rows)) > room:
@@ -92,7 +90,6 @@ class MemoryPlan:
         if tokens < smallest:
             least = smallest * layers * token_bytes + taken
             more = f" + {layers} x {beside:,} (beside the slots, such as tokens that are not rounded)" if beside else ""
-            more += f" + {passing:,} (for a moment)" if passing else ""
             raise ValueError(
                 f"budget={self._sizes.text!r} is too small: a token of all {rows} rows takes {token_bytes:,} "
                 f"bytes in each of {layers} paged layers, so {tokens} tokens would fit (whole blocks of {size}), "

@@ -8,6 +8,7 @@ from torch import Tensor
 from ..masks.padding import Hidden
 from ..table.moves import empty_out
 from ..table.rollback import order_without
+from ..table.table import BlockTable
 from ..tensors.autocast import without_autocast
 from .layer_state import LayerState
 from .overflow import with_lowest
@@ -25,8 +26,12 @@ def check_crop(state: LayerState, count: int) -> None:
     state.exposed.check()
     table, count = state.table, count - state.waiting  # pending tokens can always be dropped
     if table is not None and 0 < count < table.seen:
-        state.action.check_crop(count)
+        state.action.check_undo(count, state.action.acts and _has_evicted(table))
         order_without(table, count, _tokens_among(state, count), _pads_without(state, count))
+
+
+def _has_evicted(table: BlockTable) -> bool:
+    return bool((table.evicted_tokens > 0).any())
 
 
 def crop_pending(state: LayerState, count: int) -> int:
@@ -102,7 +107,7 @@ def remove_hidden(layers: Sequence[LayerState], hidden: Hidden, uniform: bool) -
     """
     for layer in layers:
         if layer.held:
-            layer.action.check_removal(bool((layer.known.evicted_tokens > 0).any()), hidden.ends)
+            layer.action.check_undo(0, layer.action.acts and _has_evicted(layer.known))
     gone = [_slots_of(layer, hidden.positions) for layer in layers]
     level = _level(gone) if uniform and gone else None
     for layer, slots in zip(layers, gone, strict=True):

@@ -13,7 +13,7 @@ from ..store.pending import Offered, Pending
 from ..store.store import Arrived
 from ..store.tensors import with_new
 from ..table.bounds import smallest_budget
-from ..table.moves import align, empty_out, replace_rows, resize
+from ..table.moves import empty_out, replace_rows, resize
 from ..table.shifts import moved_shifts
 from .layer_state import LayerState, Shown
 from .scores import encode, of_overflow, refresh
@@ -100,7 +100,7 @@ def _refit(state: LayerState, anew: bool) -> None:
 def protected_gone(state: LayerState) -> int:
     """Number of protected tokens that came and are not held, in the row and head with most of them. Reads tensors."""
     table = state.table
-    if table is None or state.action.picks_blocks:  # these blocks come back
+    if table is None:
         return 0
     text = torch.arange(table.seen, device=table.device)
     came = table.protected(text.expand(table.rows, -1)) & (text < table.next_positions[:, None])
@@ -162,43 +162,39 @@ def _keep_best(
     if limits is not None:
         size = budget.now.block_size
         budget.resize(-(-int(limits.max()) // size) * size)
-    kept_indices, kept_positions = _choose(state, scores, positions, protected, limits, columns=seen + count)
+    kept_indices, kept_positions = _choose(state, scores, positions, protected, limits)
     if rows is not None:
         kept_indices, kept_positions = _of_rows(rows, kept_indices, kept_positions, positions)
     turns = store.rerotation is not None
     shifts = moved_shifts(table, kept_indices, kept_positions, positions, count) if turns else None
-    if action.takes or action.plans:
+    if action.acts:
         leaves = not_kept(positions, kept_indices, kept_positions)
         offered = Held(tokens.keys, tokens.values, positions.expand_as(leaves), scores)
-        tokens = action.overflow(offered, leaves)
+        tokens, chosen = action.overflow(offered, leaves, kept_indices)
+        if chosen is not kept_indices:
+            kept_indices, kept_positions = chosen, positions.gather(-1, chosen)
     came = count if real is None else real.sum(-1)
     arrived = Arrived(kept_positions, positions[..., held:], seen - table.phase.pads + came, limits)
     store.keep(tokens.keys, tokens.values, kept_indices, held, arrived, views=count == 0)
     scores = scores.gather(-1, kept_indices)
-    scored = scores if state.needs.token_local and not action.picks_blocks else None
+    scored = scores if state.needs.token_local else None
     if rows is not None and limits is not None:
         replace_rows(table, rows, kept_positions, scored, limits, shifts)
     else:
         table.replace(kept_positions, scored, count, real, limits, shifts)
-    if action.picks_blocks:
-        align(table)
     if turns:
         state.rerotate_keys()
     state.settle(table, kept_indices)
 
 
 def _choose(
-    state: LayerState, scores: Tensor, positions: Tensor, protected: Tensor, limits: Tensor | None, columns: int
+    state: LayerState, scores: Tensor, positions: Tensor, protected: Tensor, limits: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Indices of the tokens that stay, and their positions, both `[B, S, C]` in slot order; `columns` have been seen by
-    then, pads included."""
-    sizes, action = state.budget.now, state.action
+    """Indices of the tokens that stay, and their positions, both `[B, S, C]` in slot order."""
+    sizes = state.budget.now
     if limits is not None:
         return best_within(_rank(state, scores, positions, protected), positions, limits, sizes.capacity)
-    if action.picks_blocks:
-        kept_indices = action.best_blocks(state.known, scores, positions, columns, sizes)
-    else:
-        kept_indices = best_tokens(_rank(state, scores, positions, protected), positions, sizes.capacity)
+    kept_indices = best_tokens(_rank(state, scores, positions, protected), positions, sizes.capacity)
     return kept_indices, positions.gather(-1, kept_indices)
 
 

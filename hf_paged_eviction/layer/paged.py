@@ -1,6 +1,6 @@
 """One paged layer: a fixed storage of keys and values, with eviction block by block."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from ..allocators.limits import LayerLimits
-from ..attention.parts import Part, Read
+from ..attention.parts import Extra
 from ..disposals import AttentionCall, Disposal, Drop, EvictionAction, Site
 from ..masks.padding import Padding
 from ..options.static import refusal
@@ -99,7 +99,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         self._asks = needs.queries
         store = _store(budget, common, place)
         action = common.disposal.action(Site(store, common.heads, heads, budget, needs.absolute_noise))
-        if action.plans or action.takes or action.reads:
+        if action.acts or action.reads:
             _check_disposal(common.disposal, store.rounds, common.static)
         self.layer_idx, self.masks_itself, self.reads = place.layer_idx, common.masks_itself, action.reads
         self.recorder: QueryRecorder | None = None
@@ -297,18 +297,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return None if self.recorder is None else self.recorder.mask(self.table, self.state.pending, query_length)
 
     @without_autocast
-    def extra_attention(self, queries: Queries, values: Tensor) -> Iterable[Part | Read] | None:
-        """Keys and values that these queries see in addition to those of the last `update`; None = none."""
+    def extra_attention(self, queries: Queries, values: Tensor) -> Extra | None:
+        """What these queries read in addition to the keys and values of the last `update`; None = nothing."""
         if self.recorder is None:
             return None
         pending = self.state.pending
         real = self.recorder.real if pending is None else pending.real
         return self.action.extra_attention(AttentionCall(queries, values, self.table, pending is not None, real))
-
-    @without_autocast
-    def logit_bias(self, tokens: int) -> Tensor | None:
-        """See `EvictionAction.logit_bias`."""
-        return self.action.logit_bias(tokens)
 
     def attended(self, queries: Queries) -> None:
         """Take the queries of the last forward, and the keys that they were compared with."""

@@ -90,8 +90,8 @@ def _load_parts(state: LayerState, saved: SavedState, rows: int, seen: int) -> S
     saved.need(same, "rows and heads hold other numbers of tokens than they may")
     if state.recorder is not None:
         state.recorder.observer.load_state(saved.part("observer"), kind, rows, capacity, seen)
-    state.action.start(rows, heads, sets, capacity, saved.device)
-    state.action.load_state(saved.part("action") if saved.has("action") else None, table, kind)
+    state.action.start(table)
+    state.action.load_state(saved.part("action") if saved.has("action") else None, kind)
     return kind
 
 

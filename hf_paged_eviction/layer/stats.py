@@ -23,9 +23,6 @@ class LayerStats:
         storage_parts: the same by purpose: keys and values, or, with `bits=`, codes, levels, positions and tokens that
             are not rounded.
         summary_bytes: bytes that `disposal=` keeps on the device beside the storage.
-        host_bytes: bytes that `disposal=` keeps in host memory.
-        faults: blocks that a query needed and that were not in the slots, summed over rows and sets of heads.
-        demoted_tokens: evicted tokens that `disposal="demote"` still holds in few bits, summed over rows.
     """
 
     layer_idx: int
@@ -36,9 +33,6 @@ class LayerStats:
     evicted_blocks: int
     storage_bytes: int
     summary_bytes: int = 0
-    host_bytes: int = 0
-    faults: int = 0
-    demoted_tokens: int = 0
     storage_parts: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -67,9 +61,6 @@ class CacheStats:
     other_bytes: int
     layers: tuple[LayerStats, ...] = field(repr=False)
     summary_bytes: int = 0
-    host_bytes: int = 0
-    faults: int = 0
-    demoted_tokens: int = 0
     storage_parts: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -86,9 +77,6 @@ class CacheStats:
             storage_bytes=sum(layer.storage_bytes for layer in layers),
             other_bytes=other_bytes,
             summary_bytes=sum(layer.summary_bytes for layer in layers),
-            host_bytes=sum(layer.host_bytes for layer in layers),
-            faults=sum(layer.faults for layer in layers),
-            demoted_tokens=sum(layer.demoted_tokens for layer in layers),
             storage_parts=dict(sum((Counter(layer.storage_parts) for layer in layers), Counter())),
             layers=tuple(layers),
         )

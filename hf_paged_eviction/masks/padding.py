@@ -29,12 +29,10 @@ class Hidden:
     Attributes:
         positions: `[rows, seen]` bool, these tokens, indexed by their former position.
         columns: `[rows, seen]` uint8, the new state of `Padding`.
-        ends: whether no visible token of their row follows them.
     """
 
     positions: Tensor
     columns: Tensor
-    ends: bool
 
     @property
     def pads(self) -> Tensor:
@@ -134,7 +132,7 @@ class Padding:
         positions = hidden.new_zeros(batch, seen + 1).scatter_(1, position, hidden)[:, :seen]
         ends = _behind(mask | forgotten) & hidden.any(-1, keepdim=True)
         columns = columns.clamp_max(torch.where(ends, _CAME, torch.where(hidden, _COUNTS, _VISIBLE)).to(torch.uint8))
-        return Hidden(positions, columns, not bool((hidden & ~ends).any()))
+        return Hidden(positions, columns)
 
     def without(self, positions: Tensor) -> Hidden:
         """The state after forgetting tokens of the past, for `hide`. They keep their positions; masks may show them.
@@ -145,8 +143,7 @@ class Padding:
         columns = self._states(positions.shape[1], len(positions), positions.device)
         visible = columns == _VISIBLE
         gone = visible & positions.gather(1, ((columns >= _COUNTS).cumsum(-1) - 1).clamp_min(0))
-        ends = not bool((gone & ~_behind(visible & ~gone)).any())
-        return Hidden(positions, columns.masked_fill(gone, _SHOWN), ends)
+        return Hidden(positions, columns.masked_fill(gone, _SHOWN))
 
     def _states(self, seen: int, batch: int, device: torch.device) -> Tensor:
         """`[batch, seen]` uint8, the state of each column."""

@@ -126,12 +126,11 @@ def paged_eviction_attention(
         is_own = True
     if is_own:  # some models work `is_causal` out from the mask that was not used
         causal = kwargs["is_causal"] = False
-    bias = beside = weights = None
-    if owner is not None and owner.reads:
-        bias = owner.logit_bias(key.shape[2])
-        if bias is not None:
-            mask = biased(per_query_head(mask, query), bias, query, key, causal)
-        beside = owner.extra_attention(queries, value)
+    beside = weights = None
+    if owner is not None and owner.reads and (extra := owner.extra_attention(queries, value)) is not None:
+        beside = extra.parts
+        if extra.bias is not None:
+            mask = biased(per_query_head(mask, query), extra.bias, query, key, causal)
     if not key.shape[2]:
         output = _read_in_place(module, owner, queries, mask, dropout)
     elif order is not None:

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..attention.parts import Part, Read
+from ..attention.parts import Extra
 from ..masks.of_attention import MaskOwner
 from .observer import Queries
 
@@ -25,7 +25,7 @@ class KeyOwner(MaskOwner, Protocol):
 
     Attributes:
         layer_idx: index in the model.
-        reads: whether `extra_attention` and `logit_bias` must be called.
+        reads: whether `extra_attention` must be called.
         kv_unchanged: whether the last attention call got the keys and values of `hand_over` unchanged; attention sets
             it.
     """
@@ -39,16 +39,12 @@ class KeyOwner(MaskOwner, Protocol):
         """Whether it must get the queries before it can continue."""
         return True
 
-    def extra_attention(self, queries: Queries, values: Tensor) -> Iterable[Part | Read] | None:
+    def extra_attention(self, queries: Queries, values: Tensor) -> Extra | None:
         """Called before the queries are compared with the keys of `hand_over`.
 
-        The memory of these keys, and of `values`, may still be changed. Returns additional keys and values, which are
-        consumed one after the other; None = none.
+        The memory of these keys, and of `values`, may still be changed. Returns what attention reads in addition; None
+        = nothing.
         """
-        return None
-
-    def logit_bias(self, tokens: int) -> Tensor | None:
-        """`[batch, kv_heads, 1, tokens]` float32, added to the logits of the keys of `hand_over`; None = nothing."""
         return None
 
     def attended(self, queries: Queries) -> None:

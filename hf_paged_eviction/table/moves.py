@@ -47,12 +47,6 @@ def _grow_again(table: BlockTable, pads: Tensor) -> None:
     counters.chosen_at = -1
 
 
-def align(table: BlockTable) -> None:
-    """Let blocks begin at positions that are multiples of `P`; full rows continue inside their last block."""
-    inside, full = table.next_positions % table.block_size, table.phase.full_at <= table.counters.seen
-    table.enter(replace(table.phase, full_at=table.phase.full_at - inside[:, None] * full))
-
-
 def replace_rows(
     table: BlockTable, rows: Tensor, positions: Tensor, scores: Tensor | None, limits: Tensor, shifts: Tensor | None
 ) -> None:

@@ -5,10 +5,18 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from hf_paged_eviction.internals import EvictionAction, StateDict, map_tensors, persistent
+from hf_paged_eviction.internals import (
+    BlockTable,
+    DisposalContext,
+    EvictionAction,
+    StateDict,
+    map_tensors,
+    mixes_heads,
+    persistent,
+)
 
 S = TypeVar("S")
-#: Why attention cannot read something beside the slots, by kind of cache; see `DisposalContext.refuse`.
+#: Why attention cannot read something beside the slots, by kind of cache; see `refuse`.
 BESIDE = {
     "static": "a compiled step attends to the slots alone. Use static=False",
     "allocator": "what stands beside the slots belongs to layers, rows and heads that hold equally many tokens. Use "
@@ -20,6 +28,35 @@ BESIDE = {
 }
 
 
+def refuse(context: DisposalContext, disposal: str, **reasons: str) -> None:
+    """Raise an error if the cache is of one of these kinds.
+
+    Args:
+        disposal: its label.
+        **reasons: by kind (a key of `kinds` below): why it is refused, and what to use instead.
+
+    Raises:
+        ValueError: with the kind, the reason and what to use instead.
+    """
+    config, sizes = context.config, context.sizes
+    kinds = {
+        "static": (context.static, "static=True"),
+        "allocator": (not context.uniform, "an allocator"),
+        "latent": (context.latent, "a model that caches latents (MLA)"),
+        "queries": (context.policy.needs.queries, f"the policy {context.policy.label!r}"),
+        "shared": (bool(getattr(config, "num_kv_shared_layers", 0)), "a model whose layers share keys and values"),
+        "mixed": (mixes_heads(config), f"{config.model_type}, whose attention mixes KV heads"),
+        "share": (sizes.keep_ratio is not None, "a share as budget"),
+        "memory": (sizes.in_bytes, "bytes as budget"),
+        "coded": (context.coded, "bits="),
+        "positions": (context.positions != "text", f"positions={context.positions!r}"),
+    }
+    for kind, reason in reasons.items():
+        refused, name = kinds[kind]
+        if refused:
+            raise ValueError(f"{disposal} cannot be combined with {name}: {reason}.")
+
+
 class StatefulAction(EvictionAction, Generic[S]):
     """Keeps a dataclass of tensors, with rows in dimension 0.
 
@@ -27,6 +64,7 @@ class StatefulAction(EvictionAction, Generic[S]):
         any: whether anything may have left. Before, there is nothing to read or to save.
     """
 
+    acts = True
     _state: S | None = None
     any = False
 
@@ -45,13 +83,20 @@ class StatefulAction(EvictionAction, Generic[S]):
             raise RuntimeError("The cache is empty: run a forward first.")
         return self._state
 
-    def stats(self) -> dict[str, int]:
-        """See `EvictionAction.stats`."""
-        return {} if self._state is None else {"summary_bytes": state_bytes(self._state)}
+    @property
+    def summary_bytes(self) -> int:  # type: ignore[override]
+        """See `EvictionAction.summary_bytes`."""
+        return 0 if self._state is None else state_bytes(self._state)
 
-    def clear(self) -> None:
-        """See `EvictionAction.clear`."""
+    def start(self, table: BlockTable | None) -> None:
+        """See `EvictionAction.start`."""
         self._state, self.any = None, False
+        if table is not None:
+            self.use(self.empty(table))
+
+    def empty(self, table: BlockTable) -> S:
+        """The state of a layer that has met no token."""
+        raise NotImplementedError
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         """See `EvictionAction.map_rows`."""

@@ -136,17 +136,6 @@ def test_costs_of_answers_of_one_token() -> None:
     assert "time per token (ms)" not in cost
 
 
-def test_bytes_in_host_memory_are_told_apart(tmp_path: Path) -> None:
-    rows = make_rows(["qasper"])
-    for row in rows:
-        row["efficiency"] |= {"host_bytes": 0 if row["policy"] == "full" else 3 * 2**20}
-    runs = runs_of(tmp_path, rows)
-    (table,) = efficiency_tables(runs)
-    cells = line(table, *reversed(PAGED))
-    assert (cells["KV held (MiB per row)"], cells["in host memory (MiB per row)"]) == (0.5, 3.0)
-    assert line(table, *FULL)["in host memory (MiB per row)"] is None
-
-
 def test_agreement_leaves_out_what_was_not_compared(tmp_path: Path) -> None:
     rows = [
         make_row("qasper", PAGED, 0, agreement={"identical": 1.0, "kl": 0.5}),

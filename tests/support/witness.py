@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hf_paged_eviction import Disposal
 from hf_paged_eviction.disposals import EvictionAction, Held, Site
+from hf_paged_eviction.table.table import BlockTable
 from hf_paged_eviction.tensors.parts import map_tensors
 
 MOST = 256  # positions that a test may use
@@ -37,7 +38,7 @@ class Log:
 class WitnessAction(EvictionAction):
     """Notes everything in tensors of its own."""
 
-    plans = takes = True
+    acts = True
 
     def __init__(self) -> None:
         self.log: Log | None = None
@@ -72,7 +73,7 @@ class WitnessAction(EvictionAction):
         if self.log is not None:
             self.log = map_tensors(change, self.log)
 
-    def clear(self) -> None:
+    def start(self, table: BlockTable | None) -> None:
         self.log = None
 
     def left(self, row: int, head: int) -> list[int]:

@@ -1,7 +1,5 @@
 """What demoting keeps of one layer, and how tokens come to it and leave it for good."""
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
@@ -9,6 +7,7 @@ from hf_paged_eviction.internals import (
     AttentionCall,
     BlockTable,
     Codec,
+    Extra,
     Held,
     Part,
     SavedState,
@@ -33,7 +32,7 @@ class DemoteAction(StatefulAction[Demoted]):
         bits, share: see `Demote`.
     """
 
-    plans = takes = reads = True
+    reads = True
 
     def __init__(self, site: Site, bits: int, share: float) -> None:
         self.site, self.share = site, share
@@ -43,9 +42,9 @@ class DemoteAction(StatefulAction[Demoted]):
 
     # ---- bytes ----------------------------------------------------------------------------------------------------
 
-    def bytes_for(self, keys: Tensor, values: Tensor, slot_bytes: int) -> tuple[int, int, int]:
+    def bytes_for(self, keys: Tensor, values: Tensor, slot_bytes: int) -> tuple[int, int]:
         """See `EvictionAction.bytes_for`: of all bytes, the slots take what the share leaves."""
-        return int(-(-slot_bytes // (1 - self.share))), 0, 0
+        return int(-(-slot_bytes // (1 - self.share))), 0
 
     def _fitting(self, capacity: int) -> int:
         """Tokens that fit beside so many slots.
@@ -67,21 +66,21 @@ class DemoteAction(StatefulAction[Demoted]):
             )
         return room // size
 
-    def stats(self) -> dict[str, int]:
-        """See `EvictionAction.stats`; `demoted_tokens` are averaged over sets of heads."""
+    @property
+    def count(self) -> int:
+        """Tokens that are held in few bits, summed over rows and averaged over sets of heads. Reads tensors."""
         if not self.any:
-            return super().stats()
+            return 0
         positions = self.state.positions
-        return {**super().stats(), "demoted_tokens": int((positions >= 0).sum()) // positions.shape[1]}
+        return int((positions >= 0).sum()) // positions.shape[1]
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
-    def start(self, rows: int, heads: int, sets: int, capacity: int, device: torch.device) -> None:
-        """See `EvictionAction.start`."""
-        self._sets, self.any = sets, False
-        self.places = self._fitting(capacity)
+    def empty(self, table: BlockTable) -> Demoted:
+        """See `StatefulAction.empty`."""
+        self._sets, self.places = table.phase.full_at.shape[1], self._fitting(table.capacity)
         keys, _ = self.site.store.read()
-        self.use(self._empty(self.places, torch.ones(rows, heads, 1, keys.shape[-1], device=device)))
+        return self._empty(self.places, torch.ones(*keys.shape[:2], 1, keys.shape[-1], device=table.device))
 
     def settle(self, kept_indices: Tensor | None, positions: Tensor, capacity: int) -> None:
         """See `EvictionAction.settle`: with fewer slots there are fewer places."""
@@ -133,7 +132,7 @@ class DemoteAction(StatefulAction[Demoted]):
 
     # ---- attention ------------------------------------------------------------------------------------------------
 
-    def extra_attention(self, call: AttentionCall) -> Iterable[Part] | None:
+    def extra_attention(self, call: AttentionCall) -> Extra | None:
         """See `EvictionAction.extra_attention`: all that is here, in the model's type."""
         if call.waiting and call.queries.query.shape[2] > 1:
             self._meet(call)
@@ -145,7 +144,7 @@ class DemoteAction(StatefulAction[Demoted]):
         decoded_values = self.codec.decode(values, call.values.shape[-1], dtype)
         empty = demoted.positions < 0
         bias = torch.zeros_like(demoted.scores).masked_fill(empty, float("-inf"))
-        return [Part(decoded_keys, decoded_values, bias[:, :, None])]
+        return Extra([Part(decoded_keys, decoded_values, bias[:, :, None])])
 
     def _meet(self, call: AttentionCall) -> None:
         """The first tokens of some rows show how large their channels are. A single one shows nothing, whatever batch
@@ -164,7 +163,7 @@ class DemoteAction(StatefulAction[Demoted]):
         """See `EvictionAction.state_dict`: channels are known before anything leaves."""
         return None if self._state is None else dict(vars(self._state))
 
-    def load_state(self, saved: SavedState | None, table: BlockTable, kind: StateKind) -> None:
+    def load_state(self, saved: SavedState | None, kind: StateKind) -> None:
         """See `EvictionAction.load_state`."""
         if saved is None:
             return

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hf_paged_eviction import Disposal
+from hf_paged_eviction import Disposal, PagedEvictionCache
 from hf_paged_eviction.internals import BITS, DisposalContext, EvictionAction, Site, check_between, register_disposal
 
-from ..actions import BESIDE
+from ..actions import BESIDE, refuse
 from .action import DemoteAction
 
 
@@ -61,4 +61,10 @@ class Demote(Disposal):
     def check(self, context: DisposalContext) -> None:
         """See `Disposal.check`."""
         coded = "tokens in the slots stay in full precision, that is what demoting is. Leave out bits="
-        context.refuse(self.name, **BESIDE, coded=coded)
+        refuse(context, self.name, **BESIDE, coded=coded)
+
+
+def demoted_tokens(cache: PagedEvictionCache) -> int:
+    """Evicted tokens that a cache still holds in few bits, summed over layers and rows. Reads tensors."""
+    actions = [layer.action for _, layer in cache.paged_layers]
+    return sum(action.count for action in actions if isinstance(action, DemoteAction))

@@ -1,12 +1,11 @@
 """The state of one layer, and how tokens get there."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from hf_paged_eviction.internals import AttentionCall, BlockTable, Held, Read, SavedState, Site, StateKind
+from hf_paged_eviction.internals import AttentionCall, BlockTable, Extra, Held, SavedState, Site, StateKind
 
 from ..actions import StatefulAction
 from .kernels import Kernels, LayerKernels
@@ -24,7 +23,7 @@ class FoldAction(StatefulAction[FoldedState]):
         site: the layer.
     """
 
-    takes = reads = True
+    reads = True
 
     def __init__(self, kernels: Kernels, site: Site) -> None:
         self.kernels, self.site = kernels, site
@@ -33,18 +32,18 @@ class FoldAction(StatefulAction[FoldedState]):
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
-    def start(self, rows: int, heads: int, sets: int, capacity: int, device: torch.device) -> None:
-        """See `EvictionAction.start`.
+    def empty(self, table: BlockTable) -> FoldedState:
+        """See `StatefulAction.empty`.
 
         Raises:
             ValueError: the kernels are those of a layer of another shape.
         """
         keys, values = self.site.store.tensors[:2]
-        self._maps = maps = self._placed(heads, keys.shape[-1], device)
-        self.any = False
-        sums = torch.zeros(rows, heads, maps.rank, values.shape[-1], device=device)
-        mass = torch.zeros(rows, heads, maps.rank, device=device)
-        self.use(FoldedState(sums, mass, self.kernels.digest))
+        rows, heads = keys.shape[:2]
+        self._maps = maps = self._placed(heads, keys.shape[-1], table.device)
+        sums = torch.zeros(rows, heads, maps.rank, values.shape[-1], device=table.device)
+        mass = torch.zeros(rows, heads, maps.rank, device=table.device)
+        return FoldedState(sums, mass, self.kernels.digest)
 
     def _placed(self, heads: int, dim: int, device: torch.device) -> LayerKernels:
         """The maps of the heads that are here, where their keys are."""
@@ -72,17 +71,17 @@ class FoldAction(StatefulAction[FoldedState]):
             state.values.add_(features.mT @ leaving.values.float().masked_fill(stays, 0.0))
             state.mass.add_(features.sum(2))
 
-    def extra_attention(self, call: AttentionCall) -> Iterable[Read] | None:
+    def extra_attention(self, call: AttentionCall) -> Extra | None:
         """See `EvictionAction.extra_attention`."""
         if not self.any or self._maps is None:
             return None
         query = call.queries.query
         with torch.autocast(query.device.type, enabled=False):
-            return [read_state(self._maps.of_queries(query), self.state.values, self.state.mass)]
+            return Extra([read_state(self._maps.of_queries(query), self.state.values, self.state.mass)])
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
-    def load_state(self, saved: SavedState | None, table: BlockTable, kind: StateKind) -> None:
+    def load_state(self, saved: SavedState | None, kind: StateKind) -> None:
         """See `EvictionAction.load_state`."""
         if saved is None:
             return

@@ -8,7 +8,7 @@ from typing import ClassVar
 from hf_paged_eviction import Disposal
 from hf_paged_eviction.internals import DisposalContext, EvictionAction, Site, register_disposal
 
-from ..actions import BESIDE
+from ..actions import BESIDE, refuse
 from .action import FoldAction
 from .kernels import Kernels, load_kernels
 
@@ -79,7 +79,8 @@ class Fold(Disposal):
 
     def check(self, context: DisposalContext) -> None:
         """See `Disposal.check`."""
-        context.refuse(
+        refuse(
+            context,
             self.label,
             **BESIDE,
             memory="the state's would come on top. Use tokens",

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from hf_paged_eviction.internals import (
+    AttentionCall,
     BlockTable,
+    Extra,
     Held,
     SavedState,
     Site,
@@ -48,8 +50,6 @@ class MergeAction(StatefulAction[Merged]):
         values_only, threshold: see `Merge`.
     """
 
-    plans = takes = True
-
     def __init__(self, site: Site, values_only: bool, threshold: float | Literal["ema"]) -> None:
         self.site, self.threshold = site, threshold
         self.values_only = self.reads = values_only
@@ -57,21 +57,19 @@ class MergeAction(StatefulAction[Merged]):
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
-    def start(self, rows: int, heads: int, sets: int, capacity: int, device: torch.device) -> None:
+    def start(self, table: BlockTable | None) -> None:
         """See `EvictionAction.start`."""
-        self.any = False
-        self.use(
-            Merged(
-                mass=torch.ones(rows, heads, capacity, device=device),
-                places=torch.full((rows, sets, capacity), -1, device=device),
-                threshold=torch.full((rows, heads), float("nan"), device=device),
-            )
-        )
-
-    def clear(self) -> None:
-        """See `EvictionAction.clear`."""
-        super().clear()
+        super().start(table)
         self._choosing = None
+
+    def empty(self, table: BlockTable) -> Merged:
+        """See `StatefulAction.empty`."""
+        sets, heads, device = table.phase.full_at.shape, self.site.store.columns.shape[1], table.device
+        return Merged(
+            mass=torch.ones(table.rows, heads, table.capacity, device=device),
+            places=torch.full((*sets, table.capacity), -1, device=device),
+            threshold=torch.full((table.rows, heads), float("nan"), device=device),
+        )
 
     def settle(self, kept_indices: Tensor | None, positions: Tensor, capacity: int) -> None:
         """See `EvictionAction.settle`."""
@@ -138,7 +136,7 @@ class MergeAction(StatefulAction[Merged]):
 
     # ---- many tokens ----------------------------------------------------------------------------------------------
 
-    def overflow(self, tokens: Held, leaves: Tensor) -> Held:
+    def overflow(self, tokens: Held, leaves: Tensor, kept_indices: Tensor) -> tuple[Held, Tensor]:
         """All that leave go into those that stay."""
         self.any = True
         mass = _padded(self.state.mass, leaves.shape[-1])
@@ -151,7 +149,7 @@ class MergeAction(StatefulAction[Merged]):
         )
         self._choosing = mass
         if not most_leave or not most_stay:
-            return tokens
+            return tokens, kept_indices
         places = tokens.positions.masked_fill(~stays, -1).gather(-1, staying)
         goes = leaves.gather(-1, going).expand(-1, heads, -1)
         index_go, index_stay = (index.expand(-1, heads, -1) for index in (going, staying))
@@ -174,17 +172,19 @@ class MergeAction(StatefulAction[Merged]):
             new = _mean(staying_states[at], before[..., None], sums, more[..., None])
             result[at] = result[at].scatter(2, slot_index(index_stay, result[at]).expand_as(new), new)
         self._choosing = mass.scatter(-1, index_stay, before + more)
-        return Held(result[0], result[1], tokens.positions)
+        return Held(result[0], result[1], tokens.positions), kept_indices
 
     # ---- attention ------------------------------------------------------------------------------------------------
 
-    def logit_bias(self, tokens: int) -> Tensor | None:
-        """See `EvictionAction.logit_bias`: the logarithm of how many tokens each stands for."""
-        return _padded(self.state.mass, tokens).log()[:, :, None] if self.any else None
+    def extra_attention(self, call: AttentionCall) -> Extra | None:
+        """See `EvictionAction.extra_attention`: the logarithm of how many tokens each stands for."""
+        if not self.any:
+            return None
+        return Extra(bias=_padded(self.state.mass, call.queries.key.shape[2]).log()[:, :, None])
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
-    def load_state(self, saved: SavedState | None, table: BlockTable, kind: StateKind) -> None:
+    def load_state(self, saved: SavedState | None, kind: StateKind) -> None:
         """See `EvictionAction.load_state`."""
         if saved is None:
             return

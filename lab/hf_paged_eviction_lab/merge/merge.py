@@ -13,6 +13,7 @@ from hf_paged_eviction.internals import (
     register_disposal,
 )
 
+from ..actions import refuse
 from .action import MergeAction
 
 
@@ -71,16 +72,18 @@ class Merge(Disposal):
 
     def check(self, context: DisposalContext) -> None:
         """See `Disposal.check`."""
-        context.refuse(
+        refuse(
+            context,
             self.label,
             latent="how alike latents are says little of the keys made of them. Use disposal='drop'",
             coded="each merge would round the token that takes others in anew. Leave out bits=",
         )
         if self.values_only:
-            context.refuse(self.label, shared="the others would not learn of the counts. Use disposal='merge'")
+            refuse(context, self.label, shared="the others would not learn of the counts. Use disposal='merge'")
         else:
             way_out = "Use disposal='merge(values_only=True)', or positions='text'"
-            context.refuse(
+            refuse(
+                context,
                 self.label,
                 positions=f"a mean of keys has no position of its own from which it could be turned. {way_out}",
             )

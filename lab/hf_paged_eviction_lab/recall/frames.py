@@ -1,7 +1,7 @@
 """The blocks in the slots of a layer, and the blocks that take their places."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -64,6 +64,12 @@ class Frames:
         by_block = self.ids.argsort(dim=-1, stable=True)
         going = by_block.gather(-1, ranks.gather(-1, by_block).argsort(dim=-1, stable=True))
         return going.argsort(dim=-1)
+
+
+def align(table: BlockTable) -> None:
+    """Let blocks begin at positions that are multiples of `P`; full rows continue inside their last block."""
+    inside, full = table.next_positions % table.block_size, table.phase.full_at <= table.counters.seen
+    table.enter(replace(table.phase, full_at=table.phase.full_at - inside[:, None] * full))
 
 
 def protected_blocks(table: BlockTable, blocks: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Recall: evicted blocks go to host memory and come back when a query needs them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import ClassVar, Literal
@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from hf_paged_eviction import Disposal
+from hf_paged_eviction import Disposal, PagedEvictionCache
 from hf_paged_eviction.internals import (
     KEEP,
     LONGEST,
@@ -17,8 +17,8 @@ from hf_paged_eviction.internals import (
     BlockTable,
     DisposalContext,
     EvictionAction,
+    Extra,
     Held,
-    Part,
     SavedState,
     Site,
     StateDict,
@@ -27,8 +27,9 @@ from hf_paged_eviction.internals import (
     rank_keys,
 )
 
+from ..actions import refuse
 from .archive import ROUND, Archive
-from .frames import Frames, Swap, protected_blocks
+from .frames import Frames, Swap, align, protected_blocks
 from .host import Stage, places_of
 from .look import look
 from .summaries import Choice
@@ -110,7 +111,8 @@ class Recall(Disposal):
     def check(self, context: DisposalContext) -> None:
         """See `Disposal.check`."""
         long = {"memory": "summaries grow with the text, however long it may become. Use recall(length=TOKENS)"}
-        context.refuse(
+        refuse(
+            context,
             self.name,
             static="a compiled step cannot read host memory. Use static=False",
             allocator="recall holds equally many blocks in every layer and head. Use allocator='uniform' and one "
@@ -162,15 +164,16 @@ class RecallAction(EvictionAction):
         site: the layer.
     """
 
-    plans = reads = picks_blocks = True
+    acts = reads = picks_blocks = True
 
     def __init__(self, settings: Recall, site: Site) -> None:
         self.settings, self.site = settings, site
         self.leader: RecallAction | None = None
-        self.clear()
+        self.start(None)
 
-    def clear(self) -> None:
-        """See `EvictionAction.clear`."""
+    def start(self, table: BlockTable | None) -> None:
+        """See `EvictionAction.start`."""
+        self._table = table
         self.archive: Archive | None = None
         self._looked: Tensor | None = None  # [B, S, n] bool, which of the prompt's blocks may come back; None = all
         self._choice: Choice | None = None
@@ -178,21 +181,35 @@ class RecallAction(EvictionAction):
         self._faults = 0
         self.stage = Stage()
 
-    def stats(self) -> dict[str, int]:
-        """See `EvictionAction.stats`."""
-        archive = self.archive
-        if archive is None:
-            return {}
-        on_device = archive.summaries.bytes + self.stage.bytes
-        return {"summary_bytes": on_device, "host_bytes": archive.host.bytes, "faults": self._faults}
+    @property
+    def summary_bytes(self) -> int:  # type: ignore[override]
+        """See `EvictionAction.summary_bytes`."""
+        return 0 if self.archive is None else self.archive.summaries.bytes + self.stage.bytes
 
-    def bytes_for(self, keys: Tensor, values: Tensor, slot_bytes: int) -> tuple[int, int, int]:
-        """See `EvictionAction.bytes_for`: summaries of the longest text and prefetched blocks; and one round."""
+    @property
+    def traffic(self) -> "Traffic":
+        """What has gone to host memory and come back."""
+        return Traffic(0 if self.archive is None else self.archive.host.bytes, self._faults)
+
+    @property
+    def table(self) -> BlockTable:
+        """Of the layer.
+
+        Raises:
+            RuntimeError: the layer has met no token.
+        """
+        if self._table is None:
+            raise RuntimeError("The cache is empty: run a forward first.")
+        return self._table
+
+    def bytes_for(self, keys: Tensor, values: Tensor, slot_bytes: int) -> tuple[int, int]:
+        """See `EvictionAction.bytes_for`: summaries of the longest text, prefetched blocks, and those of
+        one round."""
         settings, size = self.settings, self.site.sizes.block_size
         token = _token_bytes(keys) + _token_bytes(values)
         summaries = self._vectors * -(-(settings.length or 0) // size) * _token_bytes(keys)
         at_once = ROUND if settings.blocks == "all" else max(ROUND, int(settings.blocks))
-        return slot_bytes, summaries + settings.prefetch * size * token, at_once * size * token
+        return slot_bytes, summaries + (settings.prefetch + at_once) * size * token
 
     @property
     def _vectors(self) -> int:
@@ -216,8 +233,9 @@ class RecallAction(EvictionAction):
         archive = {} if self.archive is None else self.archive.state_dict()
         return {**archive, "looked": self._looked, "resting": self._resting, "faults": self._faults}
 
-    def load_state(self, saved: SavedState | None, table: BlockTable, kind: StateKind) -> None:
+    def load_state(self, saved: SavedState | None, kind: StateKind) -> None:
         """See `EvictionAction.load_state`."""
+        table = self.table
         shape = table.phase.full_at.shape  # [B, S]
         if saved is not None and saved.has("states"):
             self._begun(shape[1]).load_state(saved, table, kind)
@@ -236,12 +254,17 @@ class RecallAction(EvictionAction):
         """Copy the block that has just been filled."""
         self._begun(held.positions.shape[1]).take_in(held)
 
-    def overflow(self, tokens: Held, leaves: Tensor) -> Held:
-        """Copy all full blocks. They move to other slots, so the record of when they were needed is dropped."""
+    def overflow(self, tokens: Held, leaves: Tensor, kept_indices: Tensor) -> tuple[Held, Tensor]:
+        """Copy all full blocks, and keep whole ones. They move to other slots, so the record of when they were needed
+        is dropped."""
         archive = self._begun(tokens.positions.shape[1])
         archive.take_in(tokens)
         archive.due, archive.wanted_at, self._resting = torch.zeros_like(archive.due), None, 0
-        return tokens
+        return tokens, self._best_blocks(tokens, kept_indices.shape[-1])
+
+    def settle(self, kept_indices: Tensor | None, positions: Tensor, capacity: int) -> None:
+        """See `EvictionAction.settle`: blocks begin at positions that are multiples of `P`."""
+        align(self.table)
 
     def _begun(self, sets: int) -> Archive:
         """The archive, which there is from now on."""
@@ -252,22 +275,24 @@ class RecallAction(EvictionAction):
 
     # ---- which block makes room -----------------------------------------------------------------------------------
 
-    def scores(self, table: BlockTable) -> Tensor:
+    def scores(self) -> Tensor:
         """See `EvictionAction.scores`: the block goes first that no query has needed for longest; of several, the
         oldest."""
+        table = self.table
         frames = Frames.of(table)
         wanted_at = None if self.archive is None else self.archive.wanted_at
         ranks = (frames.ids if wanted_at is None else frames.order(wanted_at)).float()
         logical, order = ranks.repeat_interleave(table.block_size, dim=-1), table.phase.order
         return logical if order is None else torch.empty_like(logical).scatter(-1, order, logical)
 
-    def best_blocks(
-        self, table: BlockTable, scores: Tensor, positions: Tensor, columns: int, sizes: BlockBudget
-    ) -> Tensor:
-        """See `EvictionAction.best_blocks`: whole blocks by their mean score. The result is what single tokens would
-        have left: pads, whole blocks by position, and a last block with the newest tokens, followed by the end of an
-        older block that they have not overwritten yet."""
-        size, positions = sizes.block_size, positions.expand_as(scores)
+    def _best_blocks(self, tokens: Held, capacity: int) -> Tensor:
+        """Indices `[B, S, C]` of the tokens that stay: whole blocks by their mean score. They are what single tokens
+        would have left: pads, whole blocks by position, and a last block with the newest tokens, followed by the end of
+        an older block that they have not overwritten yet."""
+        scores, positions, table, sizes = tokens.scores, tokens.positions, self.table, self.site.sizes
+        if scores is None:
+            raise RuntimeError("Tokens are chosen by scores.")
+        size, columns = sizes.block_size, int(positions.amax()) + 1
         real = positions >= 0
         block, place = positions.clamp_min(0) // size, positions.clamp_min(0) % size
         none = scores.new_zeros(*scores.shape[:2], columns // size + 1)
@@ -281,7 +306,7 @@ class RecallAction(EvictionAction):
         order = order.masked_fill(blocks >= newest, 2 * blocks.shape[-1])
         # Of the last block, only the end stays.
         rank = (order.gather(-1, block) * size + place).masked_fill(~real, -1)
-        kept_indices = rank.topk(sizes.capacity, dim=-1).indices
+        kept_indices = rank.topk(capacity, dim=-1).indices
         block, place, held = (of_token.gather(-1, kept_indices) for of_token in (block, place, positions))
         tokens_left = torch.zeros_like(keys).scatter_add(-1, block, (held >= 0).long()).gather(-1, block)
         # An incomplete block is the newest one, or the end of an older one.
@@ -290,7 +315,7 @@ class RecallAction(EvictionAction):
 
     # ---- back from host memory ------------------------------------------------------------------------------------
 
-    def extra_attention(self, call: AttentionCall) -> Iterable[Part] | None:
+    def extra_attention(self, call: AttentionCall) -> Extra | None:
         """Bring back the blocks that a single query needs. Several queries, or blocks="all", attend to the whole
         text."""
         if self.settings.keep < 1 and call.waiting and call.table.seen == 0:
@@ -298,7 +323,7 @@ class RecallAction(EvictionAction):
         if self.archive is None:
             return None
         if call.queries.query.shape[2] > 1 or self.settings.blocks == "all":
-            return self.archive.away(call.table.positions)
+            return Extra(self.archive.away(call.table.positions))
         if self._resting and call.real is None:
             self._resting -= 1
         else:
@@ -395,23 +420,39 @@ class RecallAction(EvictionAction):
             )
         return None
 
-    def check_removal(self, left: bool, ends: bool) -> None:
-        """See `EvictionAction.check_removal`. A block holds consecutive tokens, and blocks in host memory never
-        change."""
-        if self.archive is not None or not ends:
+    def check_undo(self, cropped: int, evicted: bool) -> None:
+        """See `EvictionAction.check_undo`. A block holds consecutive tokens, and blocks in host memory never change."""
+        if cropped and self.archive is not None:
             raise ValueError(
-                "recall brings whole blocks of consecutive tokens back, and attention_mask hides tokens of the past "
-                + ("that stand before others" if self.archive is None else "of which it has copied blocks")
-                + ". Use disposal='drop', a budget that holds the whole text, or keep the mask of the past as it was."
-            )
-
-    def check_crop(self, count: int) -> None:
-        """See `EvictionAction.check_crop`."""
-        if self.archive is not None:
-            raise ValueError(
-                f"Cannot take back {count} tokens: blocks have been moved to host memory since. Call "
+                f"Cannot take back {cropped} tokens: blocks have been moved to host memory since. Call "
                 "`cache.activate_past_recording()` before the forward that may be taken back."
             )
+        if not cropped:
+            raise ValueError(
+                "recall brings whole blocks of consecutive tokens back, and attention_mask hides tokens of the past"
+                f"{'' if self.archive is None else ' of which it has copied blocks'}. Use disposal='drop', or keep the "
+                "mask of the past as it was."
+            )
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What is in host memory, and what came back.
+
+    Attributes:
+        host_bytes: bytes in host memory.
+        faults: blocks that a query needed and that were not in the slots, summed over rows and sets of heads.
+    """
+
+    host_bytes: int
+    faults: int
+
+
+def traffic(cache: PagedEvictionCache) -> Traffic:
+    """Of all layers of a cache together."""
+    actions = [layer.action for _, layer in cache.paged_layers]
+    layers = [action.traffic for action in actions if isinstance(action, RecallAction)]
+    return Traffic(sum(layer.host_bytes for layer in layers), sum(layer.faults for layer in layers))
 
 
 def _token_bytes(states: Tensor) -> int:

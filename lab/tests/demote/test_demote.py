@@ -18,7 +18,7 @@ from closeness import assert_close
 from hf_paged_eviction import make_disposal
 from hf_paged_eviction.internals import SavedState, StateKind
 from hf_paged_eviction.tensors.saved import take_apart
-from hf_paged_eviction_lab.demote import Demote
+from hf_paged_eviction_lab.demote import Demote, demoted_tokens
 
 OURS = "paged_eviction"
 SMALL: dict[str, Any] = {"budget": 16, "block_size": 4, "policy": "keydiff", "disposal": "demote"}
@@ -51,8 +51,8 @@ def test_exact(way: str, mode: str, padded: bool) -> None:
         modes.run(model, cache, mode, *modes.batch(mode, padded))
     assert_two_tiers(model, recorder)
     stats = cache.stats()
-    assert stats.demoted_tokens > 0
-    assert (recorder.gone > 0) == (stats.evicted_tokens > stats.demoted_tokens)
+    assert demoted_tokens(cache) > 0
+    assert (recorder.gone > 0) == (stats.evicted_tokens > demoted_tokens(cache))
     assert recorder.gone > 0 or way == "keys"
 
 
@@ -66,7 +66,7 @@ def test_families(family: str) -> None:
     with DemoteRecorder(model, cache) as recorder:
         modes.run(model, cache, "direct", *modes.batch("direct", True))
     assert_two_tiers(model, recorder)
-    assert cache.stats().demoted_tokens > 0
+    assert demoted_tokens(cache) > 0
 
 
 def spans(length: int) -> list[tuple[int, int]]:
@@ -86,7 +86,7 @@ def test_with_room_for_all_only_rounding_is_lost() -> None:
     for bits in (8, 4, 2):
         cache = models.paged(model.config, **{**SMALL, "disposal": Demote(bits, share=0.9)})
         errors.append((logits(model, cache, ids, mask) - expected).norm() / expected.norm())
-        assert cache.stats().demoted_tokens == cache.stats().evicted_tokens > 0
+        assert demoted_tokens(cache) == cache.stats().evicted_tokens > 0
     dropped = logits(model, models.paged(model.config, **{**SMALL, "disposal": "drop"}), ids, mask)
     assert errors[0] < 0.03
     assert errors[0] < errors[1] / 4 < errors[2] / 8 < (dropped - expected).norm() / expected.norm() / 8
@@ -212,14 +212,14 @@ def test_rows_and_resets() -> None:
     )
     assert_close(logits_of_rows, own[order])
     cache.reset()
-    assert cache.stats().demoted_tokens == cache.stats().summary_bytes == 0
+    assert demoted_tokens(cache) == cache.stats().summary_bytes == 0
 
 
 def test_a_file_that_does_not_fit_is_refused() -> None:
     model = models.shared("llama", OURS)
     cache, _, _ = fed(model)
     action = cache.layers[0].action
-    right, layer = action.state_dict(), cache.layers[0]
+    right = action.state_dict()
     kind = StateKind(2, 8, 8, torch.float32, torch.device("cpu"))
     for name, wrong, message in (
         ("positions", -7, "positions are out of range"),
@@ -230,7 +230,7 @@ def test_a_file_that_does_not_fit_is_refused() -> None:
         spoiled = {**right, name: right[name][..., :1] if wrong is None else torch.full_like(right[name], wrong)}
         saved = SavedState(*take_apart({"action": spoiled}), torch.device("cpu"))
         with pytest.raises(ValueError, match=message):
-            action.load_state(saved.part("action"), layer.table, kind)
+            action.load_state(saved.part("action"), kind)
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

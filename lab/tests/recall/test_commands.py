@@ -15,6 +15,7 @@ from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.settings import TaskSettings
 from hf_paged_eviction_eval.running.prefill import feed, pad_left, replay
 from hf_paged_eviction_eval.running.recording import RecordingCache
+from hf_paged_eviction_lab.recall import traffic
 from invoking import run
 
 RECALL = "recall(blocks=1)"
@@ -38,9 +39,8 @@ def test_one_reading_gives_the_rows_of_separate_runs(showing: Any, disposal: str
     assert all(row["efficiency"]["shared_prefill"] for row in shared)
     dropped = all_rows(showing, settings.but(disposal="drop"), batch)
     assert [row["prediction"] for row in dropped] != [row["prediction"] for row in shared]
-    for row, other in zip(shared, dropped, strict=True):  # host memory apart from what lies on the device
+    for row, other in zip(shared, dropped, strict=True):
         cost, without, recalls = row["efficiency"], other["efficiency"], row["policy"] != "full"
-        assert without["host_bytes"] == 0 and (cost["host_bytes"] > 0) == recalls
         assert (cost["kv_bytes"] > without["kv_bytes"]) == recalls  # vectors of blocks lie beside the slots
 
 
@@ -84,4 +84,4 @@ def test_a_context_under_recall(tmp_path: Path) -> None:
     how = ["--budget", "96", "--policy", "keydiff", "--disposal", "recall(blocks=2)"]
     run("compress", "--text", text, "--output", context, *how)
     cache = PagedEvictionCache.load(context, embedded.load(attn_implementation=PAGED_EVICTION)[0].config)
-    assert cache.stats().mean_held == 96 and cache.stats().host_bytes > 0
+    assert cache.stats().mean_held == 96 and traffic(cache).host_bytes > 0

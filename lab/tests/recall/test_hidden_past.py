@@ -1,4 +1,4 @@
-"""Disposals and a mask that hides tokens of the past: as without them while nothing has left, then refused."""
+"""A mask that hides tokens of the past is refused, and nothing has changed then."""
 
 import pytest
 import torch
@@ -17,11 +17,11 @@ def test_recall(disposal: str) -> None:
     caches = [PagedEvictionCache(model.config, budget=32, block_size=4, disposal=disposal), modes.dynamic(model)]
     for cache in caches:
         modes.forward(model, cache, ids, mask, 0, 20)
-    middle = mask.clone()
-    middle[0, 6:9] = 0
-    with pytest.raises(ValueError, match="disposal='drop'"):
-        modes.forward(model, caches[0], ids, middle, 20, 24)
-    mask[0, 17:20] = 0
+    for hidden in (slice(6, 9), slice(17, 20)):  # in the middle, and the end of a row
+        other = mask.clone()
+        other[0, hidden] = 0
+        with pytest.raises(ValueError, match="disposal='drop'"):
+            modes.forward(model, caches[0], ids, other, 20, 24)
     assert_close(*(modes.forward(model, cache, ids, mask, 20, 24) for cache in caches))
     modes.forward(model, caches[0], ids, mask, 24, 50)
     held = caches[0].paged_layers[0][1].positions.tolist()

@@ -21,7 +21,7 @@ from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.attention.parts import Part, join, read
 from hf_paged_eviction.attention.weights import Logits
-from hf_paged_eviction_lab.recall.recall import Recall
+from hf_paged_eviction_lab.recall import Recall, traffic
 from hf_paged_eviction_lab.recall.summaries import Summaries
 from reference import Recorder, assert_exact
 
@@ -31,7 +31,7 @@ ONE: dict[str, Any] = {"budget": 24, "block_size": BLOCK, "policy": "keydiff", "
 
 
 def fetched(cache: PagedEvictionCache) -> int:
-    return cache.stats().faults
+    return traffic(cache).faults
 
 
 # ---- what was chosen -------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def test_a_budget_that_holds_the_text_changes_no_bit(padded: bool) -> None:
         chunks = [modes.forward(model, cache, ids, mask, start, stop) for start, stop in spans]
         logits.append(torch.cat(chunks, dim=1)[mask.bool()])
     assert torch.equal(*logits)
-    assert cache.stats().host_bytes == cache.stats().summary_bytes == fetched(cache) == 0
+    assert traffic(cache).host_bytes == cache.stats().summary_bytes == fetched(cache) == 0
 
 
 @pytest.mark.parametrize(("every", "turns"), [(1, [10, 2, 6]), (3, None), (4, [10, 2, 6])], ids=str)
@@ -372,7 +372,7 @@ def test_host_memory_has_everything_and_the_device_its_budget() -> None:
         assert stats.storage_bytes == 2 * 24 * per_token
         stored, room = 24, 24 * 3 // 2  # the last block is copied when the next one begins
         assert 2 * stored * per_token // 2 * vectors <= stats.summary_bytes <= 2 * room * per_token // 2 * vectors
-        assert 2 * stored * BLOCK * per_token <= stats.host_bytes <= 2 * room * BLOCK * per_token
+        assert 2 * stored * BLOCK * per_token <= traffic(cache).host_bytes <= 2 * room * BLOCK * per_token
         for _, layer in cache.paged_layers:
             assert layer.action.archive.stored.tolist() == [stored, stored]
 

@@ -30,7 +30,7 @@ def make(memory: int, text: str, **settings: Any) -> PagedEvictionCache:
 def test_all_of_it_fits(text: str, vectors: int, blocks: int, at_once: int) -> None:
     """After every forward, up to the last token of the longest text; and one block more would not."""
     beside = LENGTH // BLOCK * vectors * TOKEN // 2 + blocks * BLOCK * TOKEN
-    taken = ROWS * (LAYERS * beside + at_once * BLOCK * TOKEN)
+    taken = ROWS * LAYERS * (beside + at_once * BLOCK * TOKEN)
     memory = taken + LAYERS * ROWS * TOKEN * 30
     cache = make(memory, text, heads="separate")
     model = models.shared("llama", OURS)
@@ -53,7 +53,7 @@ def test_too_few_bytes() -> None:
     """The message says what they are in tokens, and how many are needed."""
     model = models.shared("llama", OURS)
     ids, mask = torch.stack(models.prompts([50], seed=3)), torch.ones(1, 50, dtype=torch.long)
-    beside = LAYERS * LENGTH // BLOCK * TOKEN + 3 * BLOCK * TOKEN
+    beside = LAYERS * (LENGTH // BLOCK * TOKEN + 3 * BLOCK * TOKEN)
     cache = make(beside + LAYERS * 16 * TOKEN, "blocks=2")
     with pytest.raises(ValueError, match=r"16.*recall\(blocks=2\).*16"):
         modes.forward(model, cache, ids, mask, 0, 50)

@@ -15,6 +15,7 @@ import models
 import modes
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction_lab.recall import traffic
 
 OURS = "paged_eviction"
 ONE: dict[str, Any] = {"budget": 24, "block_size": 4, "policy": "keydiff", "disposal": "recall(blocks=2)"}
@@ -48,19 +49,19 @@ def test_goes_on(tmp_path: Path, case: str) -> None:
     """Single tokens, a question, more single tokens: no bit differs, and as many blocks come back."""
     spans, settings = CASES[case]
     model, cache, ids, mask, at = fed(spans, **settings)
-    before = cache.stats()
+    before, before_moved = cache.stats(), traffic(cache)
     cache.save(tmp_path / "context.safetensors")
     loaded = PagedEvictionCache.load(tmp_path / "context.safetensors", model.config)
-    after = loaded.stats()
-    assert (after.faults, after.evicted_tokens) == (before.faults, before.evicted_tokens)
-    assert after.host_bytes <= before.host_bytes and after.summary_bytes <= before.summary_bytes
-    assert (after.host_bytes > 0) == (before.host_bytes > 0)
+    after, after_moved = loaded.stats(), traffic(loaded)
+    assert (after_moved.faults, after.evicted_tokens) == (before_moved.faults, before.evicted_tokens)
+    assert after_moved.host_bytes <= before_moved.host_bytes and after.summary_bytes <= before.summary_bytes
+    assert (after_moved.host_bytes > 0) == (before_moved.host_bytes > 0)
     for count in (1, 1, 1, 1, 1, 8, 1, 1, 1):
         logits = [modes.forward(model, one, ids, mask, at, at + count) for one in (cache, loaded)]
         assert torch.equal(*logits)
         at += count
-    assert loaded.stats().faults == cache.stats().faults
-    assert loaded.stats().faults > before.faults or "all" in case
+    assert traffic(loaded).faults == traffic(cache).faults
+    assert traffic(loaded).faults > before_moved.faults or "all" in case
     assert cache.stats().evicted_tokens > before.evicted_tokens
 
 
