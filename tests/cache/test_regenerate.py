@@ -55,7 +55,9 @@ def test_crop_warns_once_where_it_leaves_traces(settings: dict[str, Any]) -> Non
 def test_a_copy_from_before_the_answer_answers_as_the_first_time(settings: dict[str, Any]) -> None:
     model = models.shared("llama", "paged_eviction")
     cache, (ids, mask) = PagedEvictionCache(model.config, 24, 4, **settings), text()
-    modes.forward(model, cache, ids, mask, 0, 40)
+    modes.forward(model, cache, ids, mask, 0, 34)
+    for at in range(34, 40):  # in the middle of a block
+        modes.forward(model, cache, ids, mask, at, at + 1)
     before = copy.deepcopy(cache)
     answers = [
         torch.cat([modes.forward(model, one, ids, mask, at, at + 1) for at in range(40, 60)], dim=1)

@@ -194,7 +194,7 @@ def test_a_saved_context_goes_on(folder: Path, tmp_path: Path) -> None:
 
 def test_a_context_of_other_kernels_is_refused(tmp_path: Path) -> None:
     model = models.shared("llama", OURS)
-    path = make_disposal(saved_kernels(tmp_path, model.config)).file
+    path = Path(make_disposal(saved_kernels(tmp_path, model.config)).file)
     cache = models.paged(model.config, **SMALL, disposal=f"fold(file={str(path)!r})")
     feed(model, cache, torch.stack(models.prompts([40], seed=3)), [(0, 40)])
     cache.save(tmp_path / "context.safetensors")
