@@ -274,7 +274,7 @@ class EvictionManager(FullAttentionManager):
             return
         if request.num_computed_tokens <= budget:
             held = blocks[:count]
-        elif count >= claim.kept and count * size >= claim.singles_from:
+        elif count > claim.kept and count * size >= claim.singles_from:
             held = blocks[: claim.kept] + blocks[count : count + 1]
         else:
             return

@@ -165,22 +165,6 @@ def test_the_same_prompt_again() -> None:
         assert list(answers[0]) == answer(model, server.options, prompt, [100], 60)
 
 
-@pytest.mark.parametrize("extra", range(0, 33, 8))
-def test_a_snapshot_about_as_long_as_the_kept_blocks(extra: int) -> None:
-    """With single tokens, a request that goes on says what the first one went on to say."""
-    (folder, model), rng = tiny("llama"), random.Random(extra)
-    for options in ({"budget": 96}, {"budget": 80, "heads": "separate"}):
-        with served(folder, model, {"policy": "keydiff"} | options) as server:
-            prompt = drawn(rng, 90)
-            first, _ = _ask(server, "first", prompt, 7 + extra)
-            text = prompt + first
-            seen = (len(text) - 1) // 32 * 32
-            again, read = _ask(server, "again", text[: seen + 1], 10)
-            assert read == 1
-            whole, _ = _ask(server, "whole", prompt, 60, extra={"paged_eviction_budget": options["budget"]})
-            assert again == whole[seen + 1 - 90 :][:10]
-
-
 def test_what_is_not_shared() -> None:
     """Salts keep texts apart, a reset forgets all, and requests with options of their own leave and take nothing."""
     (folder, model), rng = tiny("llama"), random.Random(2)
