@@ -105,7 +105,7 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
         profile: str | PathLike[str] | None = None,
         disposal: str | Disposal = "drop",
         positions: Positions = "text",
-        bits: int | str | tuple[int | None, int | None] | Precision | None = None,
+        bits: int | str | tuple[int, int] | Precision | None = None,
         static: bool = False,
         attention_mask: Tensor | None = None,
     ) -> None:

@@ -145,8 +145,8 @@ class CacheOptions:
         bits: store keys and values in 8, 4, 3 or 2 bits per number, rounded token by token. A forward decodes them (a
             compiled step of a static cache reads the codes). A pair `(keys, values)` sets them separately. The first
             four protected tokens and the newest `block_size` tokens of a row are not rounded. None = the model's dtype.
-            The budget still counts tokens; `stats` reports the bytes. Other precisions have names, such as
-            "low_rank(file='FILE', rank=64)" of the lab.
+            The budget still counts tokens; `stats` reports the bytes.
+            A `Precision` of another package is passed as an object.
         static: keep all tensors at fixed addresses, so that a decode step compiles into one graph. On an accelerator
             `generate` compiles it by itself, with CUDA graphs. A static cache cannot `shrink` or take tokens back
             (assisted decoding, `crop`). It needs the attention implementation "sdpa", "eager" or, for the fastest step
@@ -235,12 +235,11 @@ class CacheOptions:
             "Positions of held tokens: those of the text, or consecutive ones (cache).", Literal["text", "cache"]
         ),
     )
-    bits: "int | str | tuple[int | None, int | None] | Precision | None" = field(
+    bits: "int | str | tuple[int, int] | Precision | None" = field(
         default=None,
         kw_only=True,
         metadata=_typed(
-            "Bits per stored number: 8, 4, 3 or 2; two numbers for keys and values, such as 8,4; or another precision"
-            " by name.",
+            "Bits per stored number: 8, 4, 3 or 2; two numbers for keys and values, such as 8,4.",
             metavar="N",
             shown="the model's",
             read=read_bits,

@@ -1,18 +1,21 @@
-"""Precisions: the values of the option `bits`, by name."""
+"""Precisions: the values of the option `bits`."""
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from ..integration.heads import LocalHeads
-from ..naming import Kind, Named, Registry
 from .codec import Codec, check_bits
 
 Codecs = tuple[Codec, Codec]
 
 
-class Precision(Named):
+class Precision:
     """The precision of stored keys and values, `bits=` of a cache."""
+
+    @property
+    def label(self) -> str:
+        """What `repr` of a cache and rows of results say."""
+        raise NotImplementedError
 
     @property
     def rounding(self) -> tuple[int | None, int | None]:
@@ -48,18 +51,18 @@ class Precision(Named):
         Raises:
             ValueError: this precision cannot be saved.
         """
-        return self.label
+        raise ValueError(f"A cache of {self.label} cannot be saved. Save one of plain bits=, such as 4.")
 
 
 @dataclass(frozen=True)
 class Rounded(Precision):
     """Rounds every number to a number of bits."""
 
-    keys: int | None
-    values: int | None
+    keys: int
+    values: int
 
     @property
-    def rounding(self) -> tuple[int | None, int | None]:
+    def rounding(self) -> tuple[int, int]:
         return self.keys, self.values
 
     @property
@@ -78,30 +81,22 @@ class Rounded(Precision):
         return str(self.keys if self.keys == self.values else self.rounding)
 
     @property
-    def saved(self) -> list[int | None]:
+    def saved(self) -> list[int]:
         return [self.keys, self.values]
 
 
-#: Precisions with a name, from the lab and other packages.
-PRECISIONS: Registry[Precision] = Registry(Kind("precision", "precisions", "low_rank(file='FILE', rank=64)"), Precision)
-
-
 def read_bits(bits: Any) -> Any:
-    """Parse the option `bits`: "4" or 4, "8,none" or [8, None] (keys and values separately). A text that names another
-    precision is returned unchanged.
+    """Parse the option `bits`: "4" or 4, "8,4" or [8, 4] (keys and values separately).
 
     Raises:
         ValueError: `bits` is none of these.
     """
     words = str(bits).split(",") if isinstance(bits, str | int) else [str(count) for count in bits]
-    name = re.match(r"[^\W\d]\w*", words[0].strip())
-    if name and PRECISIONS.find(name[0]):
-        return bits
     try:
-        counts = [None if word.strip().lower() == "none" else int(word) for word in words]
+        counts = [int(word) for word in words]
         pair = check_bits(counts[0] if len(counts) == 1 else counts)
     except ValueError:
-        raise ValueError("write 8, 4, 3 or 2, or two of these or none for keys and values, such as 8,4") from None
+        raise ValueError("write 8, 4, 3 or 2, or two of these for keys and values, such as 8,4") from None
     return pair[0] if len(counts) == 1 else pair
 
 
@@ -111,12 +106,16 @@ def make_precision(bits: object) -> Precision | None:
     Raises:
         TypeError, ValueError: `bits` is not a precision.
     """
+    if isinstance(bits, Precision):
+        return bits
     if isinstance(bits, str):
         try:
             bits = read_bits(bits)
         except ValueError as error:
             raise ValueError(f"bits={bits!r}: {error}.") from None
-    if isinstance(bits, str | Precision):
-        return PRECISIONS.make(bits)
     keys, values = check_bits(bits)
-    return None if keys is values is None else Rounded(keys, values)
+    if keys is None and values is None:
+        return None
+    if keys is None or values is None:
+        raise ValueError(f"bits={bits!r} says nothing of one half: give it 8, which is nearly exact.")
+    return Rounded(keys, values)

@@ -125,7 +125,6 @@ def test_options_of_transformers(changes: dict[str, Any], reason: str) -> None:
         ({"policy": "no_such"}, "no_such"),
         ({"positions": "cache"}, r"pages.*rotated"),
         ({"positions": "none"}, "positions="),
-        ({"bits": (4, None)}, r"\(4, None\)"),
         ({"disposal": Witness()}, r"evicted.*overwritten"),
         ({"budget": "1GiB"}, "budget="),
         ({"budget": "25%"}, "reserved"),

@@ -21,7 +21,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "d2o": ("llama", {"policy": "h2o", "allocator": "d2o"}),
     "protect": ("llama", {"protect": [(6, 9), (20, 22)], "budget": 48}),
     "protect in rows": ("llama", {"protect": [[(6, 9)], [(3, 5)], []], "budget": 48}),
-    "bits": ("llama", {"bits": (4, None)}),
+    "bits": ("llama", {"bits": (4, 8)}),
     "bits by head": ("llama", {"bits": 2, "heads": "separate"}),
     "bits in shares": ("llama", {"bits": 4, "policy": "snapkv", "allocator": "ada_kv"}),
     "latents in bits": ("deepseek_v3", {"bits": 4, "policy": "keydiff"}),

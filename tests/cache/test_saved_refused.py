@@ -319,7 +319,7 @@ def test_keys_of_another_width(tmp_path: Path) -> None:
 def test_codes_of_another_version(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """What they would be read as is not what was rounded."""
     target = tmp_path / "context.safetensors"
-    fed(bits=(4, None)).save(target)
+    fed(bits=(4, 8)).save(target)
     load(target)
     forge(target, lambda content, tensors: change(content))
     with pytest.raises(ValueError, match=r"context.safetensors"):

@@ -18,7 +18,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "static in bits": {"static": True, "bits": 4},
     "observing": {"policy": "h2o"},
     "in the cache": {"positions": "cache"},
-    "keys in 4 bits": {"bits": (4, None)},
+    "keys in 4 bits": {"bits": (4, 8)},
     "a window of queries": {"policy": "snapkv", "heads": "separate"},
     "pyramid": {"allocator": "pyramid"},
     "ada_kv in bits": {"policy": "snapkv", "allocator": "ada_kv", "bits": 4},
@@ -76,7 +76,7 @@ def test_another_type_within_a_text_is_refused(settings: dict[str, Any], autocas
         said("gpt2", settings, autocast)
 
 
-@pytest.mark.parametrize("settings", [{}, {"bits": 4}, {"bits": (4, None)}, {"record_past": True}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"bits": 4}, {"bits": (4, 8)}, {"record_past": True}], ids=str)
 def test_what_is_read_under_autocast(settings: dict[str, Any]) -> None:
     model = models.shared("llama", "paged_eviction")
     cache = models.paged(model.config, **{"budget": 16, "block_size": 4, **settings})

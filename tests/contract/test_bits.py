@@ -128,7 +128,7 @@ def test_a_budget_in_bytes() -> None:
 def test_bytes() -> None:
     """Budget and stats count tokens as ever; the bytes are those of the tensors there are."""
     bytes_of = {}
-    for bits in (None, 8, 4, 3, 2, (8, None)):
+    for bits in (None, 8, 4, 3, 2, (8, 4)):
         _, cache, _, _ = filled(bits=bits)
         stats = cache.stats()
         assert (stats.largest_held, stats.budget) == (24, 24)
@@ -140,7 +140,7 @@ def test_bytes() -> None:
         token = 2 * (dim * bits // 8 + 2)
         assert bytes_of[bits] == layers * (rows * heads * budget * token + beside)
     assert bytes_of[None] == layers * rows * heads * budget * 2 * dim * 8
-    assert bytes_of[8, None] == layers * (rows * heads * budget * (dim + 2 + dim * 8) + beside)
+    assert bytes_of[8, 4] == layers * (rows * heads * budget * (dim + dim // 2 + 4) + beside)
 
 
 def test_nothing_in_full_precision_outlives_a_layer() -> None:

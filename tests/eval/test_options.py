@@ -96,7 +96,7 @@ def test_options_of_a_cache_reach_it(model: Any) -> None:
     assert table.shape == (1, 2, 5, 8) and (table.flatten(2)[..., :20] == torch.arange(20)).all()
 
 
-@pytest.mark.parametrize(("typed", "expected"), [("4", 4), ("8,none", (8, None)), (None, None)])
+@pytest.mark.parametrize(("typed", "expected"), [("4", 4), ("8,4", (8, 4)), (None, None)])
 def test_bits_are_one_number_or_two(typed: str | None, expected: Any) -> None:
     assert CacheOptions(bits=typed).cache_arguments["bits"] == expected
 

@@ -17,7 +17,7 @@ OTHERS = ("lagkv(lag=4)", "leverage", "compactor", "hybrid(keydiff, recency)", "
 ALLOCATORS = ("heads", "pyramid", "cake", "d2o", "ada_kv")
 #: Those whose budgets stay once a prompt has come.
 STAYING = ("heads", "pyramid")
-BITS = (8, 4, 3, 2, (8, 4), (None, 4), (8, None), (4, 2))
+BITS = (8, 4, 3, 2, (8, 4), (4, 2))
 WEIGHTS = {"llama": 8, "deepseek_v3": 4, "gemma3": 3, "gpt_neox": 2, "small_states": 2, "gemma3n": 1}
 WEIGHTS |= {"lfm2": 1, "falcon_h1": 1, "cohere": 1, "glm": 1, "smollm3": 1, "yarn": 1}
 assert MODELS.keys() - WEIGHTS.keys() == {"gpt_oss", "qwen3_next"}

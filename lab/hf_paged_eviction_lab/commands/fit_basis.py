@@ -9,8 +9,6 @@ from .fit_options import FitOptions
 EPILOG = """[bold]Examples[/]
 
   paged-eviction fit-basis --model Qwen/Qwen3-8B --text book.txt articles.jsonl --output qwen-basis.safetensors
-
-  paged-eviction eval --model Qwen/Qwen3-8B --bits "low_rank(file='qwen-basis.safetensors', rank=64)" --budgets 1024
 """
 
 
@@ -29,5 +27,5 @@ def fit_basis(options: FitBasisOptions) -> None:
         "a basis",
         lambda model, _, windows, progress: fit_basis(model, windows, progress),
         save_basis,
-        f"bits=\"low_rank(file='{options.output}', rank=R)\"",
+        f"bits=LowRank('{options.output}', rank=R)",
     )

@@ -15,8 +15,8 @@ from .codec import RankCodec, check_rank
 class LowRank(Precision):
     """Keep of keys and values the coefficients of the first directions of a basis that was fitted to the model.
 
-    What `bits=` leaves as it came stays as it came. Such a cache cannot be saved. As text:
-    `low_rank(file='FILE', rank=64)`, `low_rank(file='FILE', rank=(48, 64), bits=4)`.
+    What `bits=` leaves as it came stays as it came. Such a cache cannot be saved:
+    `PagedEvictionCache(..., bits=LowRank("FILE", rank=(48, 64), bits=4))`.
 
     Args:
         file: what `paged-eviction fit-basis` wrote for this model, or a `Basis`.
@@ -34,7 +34,7 @@ class LowRank(Precision):
 
     def __post_init__(self) -> None:
         if check_rank(self.rank) == (None, None):
-            raise ValueError(f"{self.label} says no rank: write low_rank(file=FILE, rank=64), or rank=(48, 64).")
+            raise ValueError(f"{self.label} says no rank: write LowRank(file, rank=64), or rank=(48, 64).")
         _ = self.rounding, self.basis  # read at once, so that a file that is not there is an error here
 
     @cached_property

@@ -18,7 +18,6 @@ from closeness import assert_close
 from evicting import binding
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.heads import WHOLE
-from hf_paged_eviction_eval.options.cache import CacheOptions
 from hf_paged_eviction_lab.low_rank import LowRank
 from hf_paged_eviction_lab.low_rank.basis import Basis, load_basis, save_basis
 from hf_paged_eviction_lab.low_rank.codec import RankCodec, check_rank
@@ -189,10 +188,8 @@ def test_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             PagedEvictionCache(model.config, 24, 4, policy="keydiff", bits=LowRank(file, rank))
     for text, message in [
-        ("low_rank", "missing a required argument: 'file'"),
-        ("low_rank(file=nowhere)", "says no rank"),
-        ("low_rank(file=nowhere, rank=4)", "there is no such file"),
-        ("low_rang:nowhere(rank=4)", "write 8, 4, 3 or 2"),
+        ("low_rank", "write 8, 4, 3 or 2"),
+        ("low_rank(file=nowhere, rank=4)", "write 8, 4, 3 or 2"),
     ]:
         with pytest.raises(ValueError, match=message):
             PagedEvictionCache(model.config, 24, 4, policy="keydiff", bits=text)
@@ -223,16 +220,9 @@ def test_files(tmp_path: Path) -> None:
         for bits in (
             LowRank(basis, 3),
             LowRank(file, 3),
-            f"low_rank(file={str(file)!r}, rank=3)",
-            LowRank(file, 3).label,
         )
     ]
     assert all(torch.equal(logits[0], other) for other in logits[1:])
     file.write_bytes(file.read_bytes()[:-7])
     with pytest.raises(ValueError, match=r"Cannot.*basis"):
         load_basis(file)
-
-
-def test_options_of_commands() -> None:
-    options = CacheOptions(bits="low_rank(file='basis.safetensors', rank=16)")
-    assert options.cache_arguments["bits"] == "low_rank(file='basis.safetensors', rank=16)"
