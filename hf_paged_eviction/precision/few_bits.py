@@ -101,12 +101,12 @@ class FewBits:
 
     def _read(self, place: int, columns: Columns, held: int) -> Tensor:
         """Keys (`place` 0) or values (1), without what is not rounded."""
-        if place not in columns.decoders:
-            columns.decoders[place] = self._decoder(place, columns)
-        decoder: Decoder | None = columns.decoders[place]
-        if decoder is not None and not torch.compiler.is_compiling():
-            return decoder(held)
-        return self._decode(place, columns.first(held), columns.beside)
+        decoder: Decoder | None = None
+        if not torch.compiler.is_compiling():  # Dynamo cannot trace how a call in C is prepared
+            if place not in columns.decoders:
+                columns.decoders[place] = self._decoder(place, columns)
+            decoder = columns.decoders[place]
+        return self._decode(place, columns.first(held), columns.beside) if decoder is None else decoder(held)
 
     def _decoder(self, place: int, columns: Columns) -> Decoder | None:
         """The function in C for these columns; None = it cannot read them, or is missing."""
