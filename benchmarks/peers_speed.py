@@ -6,9 +6,8 @@ each token with the candidate, in CPU time, and the median over tokens. Caches a
 same for all, because a prompt of 32k tokens takes a CPU too long to read; a decoded token does not see the difference.
 What reading takes is measured apart (`reading`), where that is feasible.
 
-Candidates that another release of transformers needs run in an environment of their own (`--candidates kvpress`, with
-kvpress 0.5.5 and transformers 5.2.0; `--candidates quantized` with optimum-quanto). A candidate that cannot run here
-has a row that says why.
+`--candidates quantized` needs optimum-quanto. A candidate that cannot run here has a row that says why. The rows of
+kvpress, which needs an older transformers than this package, are of an earlier version of this script.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import resource
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
@@ -67,7 +66,7 @@ FRONT: dict[str, dict[str, Any]] = {
     "random": {"policy": "random"},
 }
 #: Ways to read a prompt.
-READING = ("whole", "in chunks", "kvpress")
+READING = ("whole", "in chunks")
 
 
 @dataclass(frozen=True)
@@ -130,13 +129,13 @@ def made_states(config: Any, layer: int, rows: int, length: int, dtype: torch.dt
     return torch.randn(shape, generator=draw).to(dtype), torch.randn(shape, generator=draw).to(dtype)
 
 
-def fill(cache: Any, model: Any, case: Case, change: Callable[..., tuple[Tensor, Tensor]] | None = None) -> Any:
+def fill(cache: Any, model: Any, case: Case) -> Any:
     """The cache with made states of the whole length in every layer."""
     if hasattr(cache, "prepare_step"):
         cache.get_mask_sizes(case.length, 0)  # as a forward asks
     for layer in range(model.config.num_hidden_layers):
         states = made_states(model.config, layer, case.rows, case.length, model.dtype)
-        cache.update(*(states if change is None else change(layer, *states)), layer)
+        cache.update(*states, layer)
     return cache
 
 
@@ -146,31 +145,11 @@ def filled(model: Any, case: Case, cache: Any = None) -> Run:
     return Run(model, case, fill(cache, model, case), case.length)
 
 
-def press_of(length: int) -> Any:
-    """KeyDiffPress, which leaves the budget of a text of this length."""
-    import kvpress
-
-    return kvpress.KeyDiffPress(compression_ratio=max(0.0, 1 - BUDGET / length))
-
-
 def paged(model: Any, **options: Any) -> Any:
     """An empty cache of this package."""
     from hf_paged_eviction import PagedEvictionCache
 
     return PagedEvictionCache(model.config, budget=BUDGET, **{"policy": POLICY, **options})
-
-
-def kvpress_run(model: Any, case: Case) -> Run:
-    """What KeyDiffPress leaves of the same states."""
-    press = press_of(case.length)
-    if case.rows > 1:
-        raise ValueError("kvpress takes pads for tokens: there is nothing to compare")
-
-    def compress(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        left = press.compress(model.model.layers[layer].self_attn, keys, keys, values, None, {})
-        return left[0].contiguous(), left[1].contiguous()
-
-    return Run(model, case, fill(DynamicCache(config=model.config), model, case, compress), case.length)
 
 
 def ours(model: Any, case: Case, options: dict[str, Any]) -> Run:
@@ -212,7 +191,6 @@ def read(model: Any, cache: Any, length: int, mask: Tensor | None = None) -> Non
 #: With as many tokens as the others keep; in 4 bits of transformers; with layers that wait in the memory of the host.
 RUNS: dict[str, Callable[[Any, Case], Run]] = {
     "same tokens": lambda model, case: filled(model, replace(case, length=BUDGET)),
-    "kvpress": kvpress_run,
     "quantized": lambda model, case: filled(
         model, case, transformers.QuantizedCache(backend="quanto", config=model.config, nbits=4)
     ),
@@ -275,13 +253,11 @@ def reading(name: str, length: int, way: str) -> tuple[float, int]:
         model(ids[:, :64], logits_to_keep=1)
         # Before the clock runs: importing what they need is no reading.
         cache = paged(model) if way in ("whole", "in chunks") else DynamicCache(config=model.config)
-        around = press_of(length)(model) if way == "kvpress" else nullcontext()
         base, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
         if way == "in chunks":
             read(model, cache, length)
         else:
-            with around:
-                model(ids, logits_to_keep=1, **{CACHE_ARGUMENT: cache})
+            model(ids, logits_to_keep=1, **{CACHE_ARGUMENT: cache})
     seconds = time.process_time() - begun
     return seconds, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base)
 

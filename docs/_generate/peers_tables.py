@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from measured import load, machine
+from measured import experiment, load, machine
 from writing import table
 
 _PLACES = {"agnostic": "after compression", "aware": "in the prompt"}
@@ -30,7 +30,7 @@ def peers(_: str) -> str:
         ]
         parts.append(f"The question comes {_PLACES[mode]}, budget {budget}:\n\n" + table(header, rows, numbers_from=2))
     settings = (
-        f"(`python benchmarks/peers_table.py`: {results['samples']} prompts of {results['length']:,} tokens per task, "
+        f"({experiment('peers_table')}: {results['samples']} prompts of {results['length']:,} tokens per task, "
         f"mean of {len(results['tasks'])} tasks and its standard error, bfloat16; kvpress {results['kvpress']}, "
         f"{machine('peers_table')}.)"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FOLDERS = "hf_paged_eviction eval lab serving examples benchmarks docs training tests notebooks".split()
 #: Run with a release of transformers that knows the old name alone, which the other party needs.
-OF_ANOTHER_RELEASE = {f"benchmarks/{name}.py" for name in ("peers", "peers_table")}
+OF_ANOTHER_RELEASE = {"benchmarks/peers.py"}
 OLD = "past_key_values"
 
 
