@@ -2,9 +2,11 @@
 
 python examples/chat.py                              # the package's model reads facts and is asked for them later
 python examples/chat.py --model Qwen/Qwen3-0.6B --budget 1024 --policy auto --profile FILE < one_message_per_line.txt
+The message /again answers the last one anew, by sampling, from a copy of the cache from before its answer.
 """
 
 import argparse
+import copy
 import sys
 
 import torch
@@ -27,8 +29,7 @@ MARK = "qzx3answer7xzq"
 def strip(cache: PagedEvictionCache, layer: int, width: int) -> Text:
     """The conversation from left to right: the height is the share of tokens that are held, the colour their score."""
     positions, scores = cache.block_table(layer)[0].cpu(), cache.block_scores(layer)[0].cpu()  # [heads, blocks(, size)]
-    seen = cache.get_seq_length()
-    width = min(width, seen)
+    width = min(width, seen := cache.get_seq_length())
     # The rank of a block among those of its head, 0 to 1; blocks that are never evicted now have no score.
     ranks = scores.nan_to_num(float("inf")).argsort(-1).argsort(-1) / scores.shape[1]
     ranks = ranks[..., None].expand_as(positions)[positions >= 0].double()
@@ -47,14 +48,10 @@ def picture(cache: PagedEvictionCache, console: Console) -> Text:
     """The first, a middle and the last layer that evict, and what they hold."""
     paged = [index for index, _ in cache.paged_layers]
     shown = dict.fromkeys([paged[0], paged[len(paged) // 2], paged[-1]])
-    lines = [strip(cache, index, console.width - 12) for index in shown]
-    stats = cache.stats()
-    lost = stats.evicted_tokens / len(paged)
-    memory = f"{stats.device_bytes / 2**20:.1f} MiB"
-    lines.append(
-        Text(f"{stats.seen:,} tokens seen; a layer: {stats.mean_held:,.0f} held, {lost:,.0f} evicted; {memory}", "dim")
-    )
-    return Text("\n").join(lines)
+    lines, stats = [strip(cache, index, console.width - 12) for index in shown], cache.stats()
+    lost, memory = stats.evicted_tokens / len(paged), f"{stats.device_bytes / 2**20:.1f} MiB"
+    told = f"{stats.seen:,} tokens seen; a layer: {stats.mean_held:,.0f} held, {lost:,.0f} evicted; {memory}"
+    return Text("\n").join([*lines, Text(told, "dim")])
 
 
 class Drawn(TextStreamer):
@@ -88,19 +85,20 @@ class Conversation:
         text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         return self.tokenizer(text.rpartition(MARK)[2], add_special_tokens=False)["input_ids"]
 
-    def answer(self, message: str, max_new_tokens: int) -> str:
-        """Read a message and answer it, greedily; draws on a terminal, and in the end everywhere."""
+    def answer(self, message: str, max_new_tokens: int, do_sample: bool = False) -> str:
+        """Read a message and answer it, greedily by default; draws on a terminal, and in the end everywhere."""
+        self.before = copy.deepcopy(self.cache), [*self.ids], message  # as small as the cache; crop leaves traces
         self.ids += self.new_ids(message)
         row = torch.tensor([self.ids], device=self.model.device)
         live = Live(console=self.console, auto_refresh=False, transient=True)
         drawn = Drawn(self.tokenizer, live, self.cache)
-        greedy = {"max_new_tokens": max_new_tokens, "do_sample": False, "num_beams": 1}
+        settings = {"max_new_tokens": max_new_tokens, "do_sample": do_sample, "num_beams": 1}
         with live:
             output = self.model.generate(
                 row,
                 attention_mask=torch.ones_like(row),
                 cache=self.cache,
-                **generate_settings(self.model, greedy, "chat.py"),
+                **generate_settings(self.model, settings, "chat.py"),
                 streamer=drawn if self.console.is_terminal else None,
                 pad_token_id=self.tokenizer.eos_token_id,
             )
@@ -117,8 +115,7 @@ class Conversation:
 def demonstration(conversation: Conversation) -> None:
     """Facts and a question about them, four times; then the questions again, when most of the facts are long ago."""
     samples = make_samples("kv_recall", conversation.tokenizer, length=300, count=4, seed=1)
-    turns = [(sample.prompt, sample) for sample in samples]
-    turns += [(sample.question.strip(), sample) for sample in samples]
+    turns = [*((each.prompt, each) for each in samples), *((each.question.strip(), each) for each in samples)]
     right = 0
     for message, sample in turns:
         conversation.console.print(Text(f"\nyou> ...{message[-100:]}"))
@@ -143,7 +140,10 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(typed.model, attn_implementation="paged_eviction", dtype="auto").eval()
     conversation = Conversation(model, AutoTokenizer.from_pretrained(typed.model), typed)
     for message in filter(str.strip, sys.stdin):  # Ctrl-D ends it
-        conversation.answer(message.strip(), typed.max_new_tokens)
+        again = message.strip() == "/again" and bool(conversation.ids)
+        if again:
+            conversation.cache, conversation.ids, message = conversation.before
+        conversation.answer(message.strip(), typed.max_new_tokens, again)
 
 
 if __name__ == "__main__":

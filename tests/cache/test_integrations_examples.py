@@ -1,5 +1,6 @@
 """Every script in `examples/` runs, says the right thing and stays short."""
 
+import re
 import runpy
 import sys
 from io import StringIO
@@ -109,13 +110,15 @@ def test_short_and_run_here(path: Path) -> None:
 
 
 def test_chat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Three layers are drawn above each answer; a second turn is read behind the first."""
+    """Three layers are drawn above each answer; a second turn is read behind the first, and answered again."""
     folder = str(embedded.path())
     monkeypatch.setattr(sys, "argv", f"chat.py --model {folder} --budget 64 --max-new-tokens 4".split())
     question = "What is the code of maple? The code of maple is"
-    lines = [f"The code of maple is amber. {question}", "", "The sky is blue. " * 20 + question]
+    lines = [f"The code of maple is amber. {question}", "", "The sky is blue. " * 20 + question, "/again"]
     monkeypatch.setattr(sys, "stdin", StringIO("\n".join(lines)))
     run("chat")
     out = capsys.readouterr().out
-    assert out.count("layer 0") == out.count("layer 3") == 2 and "amber" in out
-    assert "22 tokens seen; a layer: 22 held, 0 evicted;" in out and " 64 held, " in out
+    assert out.count("layer 0") == out.count("layer 3") == 3 and "amber" in out
+    assert "22 tokens seen; a layer: 22 held, 0 evicted;" in out and out.count(" 64 held, ") == 2
+    _, second, third = map(int, re.findall(r"(\d+) tokens seen", out))
+    assert abs(third - second) <= 4, "the message is read again, behind the first answer"
