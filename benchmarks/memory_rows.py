@@ -211,17 +211,26 @@ class Caches:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if key not in self._known:
-                self._known[key] = self._arguments(kind, key[1], read)
+                self._known[key] = self._arguments(kind, share, key[1], read)
             return PagedEvictionCache(self._configs[kind.prepared], **self._known[key])
 
-    def _arguments(self, kind: Kind, budget: str, read: Recording) -> dict[str, Any]:
-        trial = PagedEvictionCache(self._configs[kind.prepared], budget, **kind.options)
-        for index, (keys, values) in read.token.items():
-            trial.update(keys, values, index)
+    def _arguments(self, kind: Kind, share: float, budget: str, read: Recording) -> dict[str, Any]:
+        trial = self._trial(kind, budget, read, kind.options)
         sizes = trial.paged_layers[0][1].budget
         chosen = {"policy": trial.policy, "allocator": trial.allocator, "bits": trial.bits}
+        if sizes.tokens == sizes.smallest:  # what a share that is too small becomes; bytes are refused
+            in_16_bits = 2 * sum(states.numel() for token in read.token.values() for states in token)
+            in_bytes = f"{int(share * in_16_bits * read.ids.shape[1])}B"
+            self._trial(kind, in_bytes, read, {**kind.options, **chosen})
         ends = {"sink_tokens": sizes.protected, "recent_tokens": sizes.recent, "block_size": sizes.block_size}
         return {**kind.options, "budget": trial.budget, **chosen, **ends}
+
+    def _trial(self, kind: Kind, budget: str, read: Recording, options: dict[str, Any]) -> PagedEvictionCache:
+        """A cache that has taken a token of each layer, so that it knows its budget in tokens."""
+        trial = PagedEvictionCache(self._configs[kind.prepared], budget, **options)
+        for index, (keys, values) in read.token.items():
+            trial.update(keys, values, index)
+        return trial
 
 
 # ---- rows -----------------------------------------------------------------------------------------------------------

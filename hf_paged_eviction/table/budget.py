@@ -20,8 +20,8 @@ from .spans import LONGEST, Spans, blocks_of, merged, read_spans
 MOST_TOKENS = 2**24
 
 
-def whole_number(name: str, value: object, least: int) -> int:
-    """Return the value as an int.
+def whole_number(name: str, value: object, least: int, most: int | None = LONGEST) -> int:
+    """Return the value as an int; `most`: None = the caller looks.
 
     Raises:
         TypeError: the value is not a whole number. ValueError: it is less than `least`, or no number of tokens.
@@ -31,8 +31,8 @@ def whole_number(name: str, value: object, least: int) -> int:
     number = int(value)
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {shortened(number)}.")
-    if number > LONGEST:
-        raise ValueError(f"{name} must be at most {LONGEST:,}, got {shortened(number)}.")
+    if most is not None and number > most:
+        raise ValueError(f"{name} must be at most {most:,}, got {shortened(number)}.")
     return number
 
 
@@ -100,7 +100,7 @@ class BlockBudget:
         tokens, keep_ratio, memory = parse_budget(budget) if isinstance(budget, str) else (budget, None, None)
         sizes = cls(None, block_size, protected, recent, keep_ratio, memory, recent_share, spans)
         if tokens is not None:
-            sizes = sizes._with_share(whole_number("budget", tokens, 1))
+            sizes = sizes._with_share(whole_number("budget", tokens, 1, most=None))
             sizes._check_budget()
         return sizes
 
@@ -125,9 +125,11 @@ class BlockBudget:
 
     def _check_most(self, tokens: int) -> None:
         if tokens > MOST_TOKENS:
+            text = self.text
             raise ValueError(
-                f"budget={self.text!r} is {tokens:,} tokens per layer and row, and at most {MOST_TOKENS:,} are "
-                "possible. Give the length of the longest text, or use DynamicCache, which evicts nothing."
+                f"budget={shortened(text) if isinstance(text, int) else repr(text)} is {shortened(tokens)} tokens per "
+                f"layer and row, and at most {MOST_TOKENS:,} are possible. Give the length of the longest text, or use "
+                "DynamicCache, which evicts nothing."
             )
 
     @property

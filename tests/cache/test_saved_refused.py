@@ -17,6 +17,7 @@ import models
 import modes
 from hf_paged_eviction import EvictionPolicy, PagedEvictionCache, ScoreContext
 from hf_paged_eviction.cache import files
+from hf_paged_eviction.naming import tensors
 from hf_paged_eviction.precision.codec import FORMAT
 
 OURS = "paged_eviction"
@@ -76,7 +77,7 @@ def test_a_layer_that_holds_something_without_a_name(tmp_path: Path) -> None:
 
 def test_a_failed_write_leaves_what_was_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = path.read_bytes()
-    monkeypatch.setattr(files, "save_file", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(tensors, "save_file", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         fed(budget=48).save(path)
     assert path.read_bytes() == before

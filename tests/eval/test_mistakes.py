@@ -72,7 +72,7 @@ ALL_PROTECTED = "--model /no/such/model --policies recency --budgets 100 --outpu
         (f"{COMPRESS} --budget 9kB", "is too small"),
         (f"{COMPRESS} --budget 0%", "is not a share"),
         (f"{COMPRESS} --budget '25% of mem'", "written '25% of memory'"),
-        (f"{COMPRESS} --budget '1% of memory'", "is too small"),
+        (f"{COMPRESS} --budget '1% of memory' --protect 10:60", "leaves no room for what protect"),
         (f"{COMPRESS} --budget 64 --policy snapcv", "unknown policy snapcv"),
         (f"{COMPRESS} --budget 64 --text missing.txt", "missing.txt"),
         (f"{COMPRESS} --budget 64 --output context.bin", "ends in .safetensors"),

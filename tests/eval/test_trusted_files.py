@@ -118,9 +118,6 @@ def test_consent_is_a_setting_of_the_run(model_folder: str, tmp_path: Path) -> N
     settings = meta_of(tmp_path / "out")["settings"]
     assert settings["trust_remote_code"] is True and settings["allow_pickle"] is False
     assert "trust-remote-code: true" in (tmp_path / "out" / "run.yaml").read_text("utf-8")
-    run("report", tmp_path / "out")
-    report = (tmp_path / "out" / "report" / "report.md").read_text("utf-8")
-    assert "| settings.trust\\_remote\\_code | True |" in report and "| settings.allow\\_pickle | False |" in report
 
 
 def test_pickled_weights_are_read_on_request_only(model_folder: str, model: Any, tmp_path: Path) -> None:
@@ -173,7 +170,7 @@ def test_a_pickle_is_no_calibration(tmp_path: Path, mark: Path) -> None:
     plain.write_bytes(pickle.dumps(Bomb(mark)))
     torch.save(Bomb(mark), weights)
     for path in (plain, weights):
-        with pytest.raises(ValueError, match=r"Cannot.*calibration"):
+        with pytest.raises(ValueError, match=r"Cannot use the profile .*not a safetensors file"):
             load_calibration(path)
     assert not mark.exists()
     pickle.loads(plain.read_bytes())
