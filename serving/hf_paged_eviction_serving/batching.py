@@ -52,8 +52,9 @@ class PagedBatching:
     def forget(self) -> None:
         """Read all prompts anew from now on, and let no request begin with a context that was made before.
 
-        Changes of the weights are noticed, also another adapter. Not noticed are writes to `parameter.data`, which
-        torch does not count: call this after them.
+        Changes of the weights are noticed, also another adapter. Not noticed is what torch does not count: writes to
+        `parameter.data`, also adapters that PEFT merges and takes out between two forwards, and writes to parameters
+        that were made in inference mode. Call this after them.
         """
         self._weights.forget()
 

@@ -48,7 +48,14 @@ def replaced(model: Any) -> None:
     layer.weight = torch.nn.Parameter(layer.weight.detach().flip(0))
 
 
-@pytest.mark.parametrize("change", [in_place, optimizer, loaded, replaced])
+def moved_to_the_same_address(model: Any) -> None:
+    """As when a module is converted and converted back: the allocator has given away the memory, and gives it again."""
+    weight = model.model.layers[0].self_attn.v_proj.weight
+    other = torch.from_numpy(weight.detach().numpy())
+    weight.data = other.copy_(other.flip(0))
+
+
+@pytest.mark.parametrize("change", [in_place, optimizer, loaded, replaced, moved_to_the_same_address])
 def test_beginnings_of_other_weights(change: Callable[[Any], None]) -> None:
     model, prompt = fresh(), texts([70])[0]
     with batching(model, pool(9, allow_block_sharing=True), **OPTIONS) as turned:
@@ -118,6 +125,54 @@ def test_adapters() -> None:
     with model.disable_adapter():
         driving._ANSWERS.clear()
         assert turned.answers["3"] == alone(base, prompt, NEW, **OPTIONS)
+
+
+def adapted() -> tuple[Any, Any, list[Any]]:
+    """A model, its wrapper and the layers with adapters."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    base = fresh()
+    settings = peft.LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(base, settings).double()
+    return base, model, [module for module in model.modules() if hasattr(module, "merged_adapters")]
+
+
+def test_an_adapter_that_acts_in_other_layers() -> None:
+    """In as many as before."""
+    base, model, layers = adapted()
+    prompt, answers = texts([70])[0], []
+    with batching(model, pool(9, allow_block_sharing=True), **OPTIONS) as turned:
+        for off in layers[1], layers[2], layers[1]:
+            for layer in layers:
+                layer.enable_adapters(layer is not off)
+            turned.add(str(len(answers)), prompt, NEW)
+            turned.run()
+            answers.append(turned.answers[str(len(answers))])
+        assert turned.bounded.prefixes.hits == 64
+    driving._ANSWERS.clear()
+    assert answers[0] == answers[2] == alone(base, prompt, NEW, **OPTIONS) != answers[1]
+
+
+def test_an_adapter_that_was_merged() -> None:
+    """Taken out of the weights with another scale than it was added with, it leaves them changed."""
+    base, model, layers = adapted()
+    prompt = texts([70])[0]
+    with batching(model, pool(9, allow_block_sharing=True), **OPTIONS) as turned:
+        for name, scale, change in [
+            ("before", 1, None),
+            ("merged", 1, model.merge_adapter),
+            ("after", 9, model.unmerge_adapter),
+        ]:
+            for layer in layers:
+                layer.scaling["default"] = scale
+            if change is not None:
+                change()
+            for layer in layers:
+                layer.scaling["default"] = 1
+            turned.add(name, prompt, NEW)
+            turned.run()
+        assert turned.bounded.prefixes.hits == 0
+    driving._ANSWERS.clear()
+    assert turned.answers["after"] == alone(base, prompt, NEW, **OPTIONS) != turned.answers["before"]
 
 
 def test_forget() -> None:
