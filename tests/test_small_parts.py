@@ -184,7 +184,6 @@ def test_a_mask_may_hide_and_not_show() -> None:
     padding.hide(hidden)
     assert shown(hidden.positions) == [".x.xx.", "......"]
     assert hidden.pads.tolist() == [3, 0]
-    assert not hidden.ends
     assert columns(padding, 0, 6) == [".x.x..", "xxxxxx"]
     assert shown(padding.counted(0, 7, 2, device)) == [".xxx..x", "xxxxxxx"]
     assert padding.tokens_hidden == 2

@@ -116,8 +116,11 @@ class CacheSettings(CacheOptions):
 
     @property
     def labels(self) -> dict[str, Any]:
-        """The settings as they are written down."""
-        return {name: getattr(value, "label", value) for name, value in vars(self).items()}
+        """The settings as they are written down, a policy in its usual spelling."""
+        policy = self.policy
+        if policy != AUTO and not reads_profile(policy, None):
+            policy = make_policy(policy)
+        return {name: getattr(value, "label", value) for name, value in {**vars(self), "policy": policy}.items()}
 
 
 #: Arguments of a model that are ours.

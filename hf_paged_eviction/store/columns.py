@@ -139,10 +139,6 @@ class Columns:
         self.decoders: dict[int, Any]
         self.use({})
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy has tensors of its own, and calls that were prepared for these hold addresses: it makes its own."""
-        return {**vars(self), "decoders": {}}
-
     # ---- what there is --------------------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> Tensor:
@@ -242,7 +238,7 @@ class Columns:
     def use(self, new: States, layout: Dense | Segments | None = None, beside: Any = None) -> None:
         """Replace the columns; None = they are dense, and nothing is beside."""
         self.tensors, self.layout, self.beside = dict(new), layout or Dense(), beside
-        self.reader, self.decoders = None, {}
+        self.reader, self.decoders = None, _Decoders()
 
     def resize(self, slots: int, held: int) -> None:
         """Change the number of slots. Tokens in the first `held` slots keep their slots."""
@@ -298,6 +294,14 @@ class Columns:
             part.copy_(saved.checked(name, part.shape, part.dtype))
         if beside is not None:
             self.beside.load_state(beside, held)
+
+
+class _Decoders(dict[int, Any]):
+    """What decodes the tensors of some columns, see `Columns.decoders`."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A deep copy has tensors of its own, and these hold addresses: it has none until it makes its own."""
+        return _Decoders, ()
 
 
 def _beside(where: Tensor, states: Tensor) -> Tensor:

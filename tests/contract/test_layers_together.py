@@ -117,11 +117,16 @@ def test_it_happens_once_for_all_layers(model: Any) -> None:
 SHARES = Heads.of([[1.25, 0.75], [0.5, 1.0], [1.5, 1.0], [1.0, 1.0]])
 
 
-@pytest.mark.parametrize("budget", [[24, 28, 32, 36], [24, 32, 24, 32], 24], ids=["all", "pairs", "heads"])
-def test_layers_of_different_sizes_choose_together(model: Any, budget: list[int] | int) -> None:
+#: Of layers: all of another size, or two and two.
+LAYERS_ALONE = {"all": [[0.8], [0.9], [1.1], [1.2]], "pairs": [[0.8], [1.2], [0.8], [1.2]]}
+
+
+@pytest.mark.parametrize("sizes", ["all", "pairs", "heads"])
+def test_layers_of_different_sizes_choose_together(model: Any, sizes: str) -> None:
     ids, mask = text(padded=False)
-    of_heads = {"allocator": SHARES, "heads": "separate", "policy": "keydiff"} if budget == 24 else {}
-    caches = pair(model, budget=budget, **of_heads)
+    of_heads = {"allocator": SHARES, "heads": "separate", "policy": "keydiff"}
+    of_layers = {"allocator": Heads.of(LAYERS_ALONE.get(sizes, [[1.0]])), "budget": 30 // 4 * 4}
+    caches = pair(model, **(of_heads if sizes == "heads" else of_layers))
     logits, chosen_sets = [], []
     for cache in caches:
         modes.forward(model, cache, ids, mask, 0, 40)

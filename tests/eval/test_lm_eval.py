@@ -283,12 +283,12 @@ def test_wrong_arguments_are_refused_before_the_weights_are_read(
 
 def test_memory_is_the_budget_that_a_row_has_room_for() -> None:
     assert paged(budget="128KiB", policy="keydiff")._cache == paged(budget=64, policy="keydiff")._cache
-    with pytest.raises(UserError, match="budget=9,000"):
+    with pytest.raises(UserError, match="budget='9kB' is too small"):
         paged(budget="9000B")
 
 
 def test_auto_spends_bytes_as_its_default_for_bytes_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    def chosen(config: Any, budget: object = None) -> tuple[Default, ...]:
+    def chosen(config: Any, budget: object = None, profile: object = None) -> tuple[Default, ...]:
         return (Default("keydiff", bits=8 if isinstance(budget, str) else None, sinks=4),)
 
     monkeypatch.setattr(defaults, "defaults", chosen)

@@ -122,19 +122,6 @@ def test_compiled_code_is_told_the_same_sizes(prompt: int, monkeypatch: pytest.M
         layer.update(states(1), states(1))
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_static_storage_keeps_its_type(count: int) -> None:
-    """Autocast may hand in another type later on."""
-    layer = static_layer()
-    layer.update(states(5), states(5))
-    keys, values = states(count).bfloat16(), states(count).bfloat16().requires_grad_()
-    with torch.autocast("cpu"):
-        layer.update(keys, values)
-    for stored, new in ((layer.keys, keys), (layer.values, values)):
-        assert stored is not None and stored.dtype == torch.float32 and not stored.requires_grad
-        assert torch.equal(stored[:, :, 5 : 5 + count], new.float())
-
-
 def test_layers_that_choose_together_tell_what_each_row_has_seen() -> None:
     mask = torch.ones(2, 40, dtype=torch.bool)
     mask[0, :3] = False
