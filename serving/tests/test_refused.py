@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = {"budget": 32, "block_size": 4}
 
 
 def test_releases_where_something_moved_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers, "__version__", "9.9.9")
+    monkeypatch.setattr(contract.transformers, "__version__", "9.9.9")
     monkeypatch.setattr(contract, "USED", {f"cache.NoSuchCache{number}": "" for number in range(5)})
     with pytest.raises(UnsupportedTransformersError, match=r"9\.9\.9.*NoSuchCache0.*2"):
         paged_batching(None, 32).__enter__()
@@ -33,7 +33,7 @@ def test_untested_releases_are_served_with_one_warning(monkeypatch: pytest.Monke
     assert contract.moved() == []
     assert transformers.__version__ in TESTED
     contract.check_transformers()
-    monkeypatch.setattr(transformers, "__version__", "9.9.9")
+    monkeypatch.setattr(contract.transformers, "__version__", "9.9.9")
     contract._warn_untested.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
