@@ -9,6 +9,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,18 +55,19 @@ class Counters:
         return dict(zip(METRICS, self._numbers.tolist(), strict=True))
 
 
+@cache
 def make_file() -> None:
-    """Make the file, unless a parent process has, and show it. Called in every process of vLLM."""
-    if VARIABLE in os.environ:
-        return
-    handle, path = tempfile.mkstemp(prefix="vllm-paged-eviction-")
-    os.write(handle, bytes(8 * len(METRICS)))
-    os.close(handle)
-    os.environ[VARIABLE] = path
-    atexit.register(_remove, path, os.getpid())
+    """Make the file, unless a parent process has, and show it. Called in every process of vLLM, of which one serves
+    `/metrics`."""
+    if VARIABLE not in os.environ:
+        handle, path = tempfile.mkstemp(prefix="vllm-paged-eviction-")
+        os.write(handle, bytes(8 * len(METRICS)))
+        os.close(handle)
+        os.environ[VARIABLE] = path
+        atexit.register(_remove, path, os.getpid())
     from prometheus_client import REGISTRY
 
-    REGISTRY.register(_Collector(Counters(path)))
+    REGISTRY.register(_Collector(counters()))
 
 
 def _remove(path: str, process: int) -> None:

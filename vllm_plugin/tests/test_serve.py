@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import real_model
 from alone import answer
 from engines import drawn
+from hf_paged_eviction_vllm.metrics import VARIABLE
 
 EMBEDDED = Path(__file__).parents[2] / "eval" / "embedded" / "model"
 #: Of a server that is asked for 300 tokens in chunks of 128.
@@ -42,6 +43,7 @@ def serving(folder: Path, setting: dict[str, Any], logs: Path) -> Iterator[str]:
     words += ["--additional-config", json.dumps({"paged_eviction": setting})]
     # A server has a process for the model; that it logs no statistics is as without the plugin.
     environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO"}
+    environment.pop(VARIABLE, None)  # its numbers are its own, not those of servers that this process has made
     with logs.open("w") as log:
         program = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words]
         process = subprocess.Popen(program, stdout=log, stderr=subprocess.STDOUT, env=environment)
