@@ -100,7 +100,9 @@ class BlockBudget:
         tokens, keep_ratio, memory = parse_budget(budget) if isinstance(budget, str) else (budget, None, None)
         sizes = cls(None, block_size, protected, recent, keep_ratio, memory, recent_share, spans)
         if tokens is not None:
-            sizes = sizes._with_share(whole_number("budget", tokens, 1, most=None))
+            number = whole_number("budget", tokens, 1, most=None)
+            sizes.of(number)._check_most(number)
+            sizes = sizes._with_share(number)
             sizes._check_budget()
         return sizes
 
