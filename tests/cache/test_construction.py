@@ -413,7 +413,7 @@ def test_names_of_other_caches_are_answered_with_ours(name: str, instead: str) -
 def test_numbers_that_nobody_means_are_refused_in_few_words(huge: int) -> None:
     options: list[dict[str, Any]] = [{"budget": huge}, {"budget": 64, "protect": [(0, huge)]}]
     options += [{"budget": 64, name: huge} for name in ("recent_tokens", "sink_tokens", "block_size")]
-    options += [{"budget": huge, "policy": "h2o"}]  # whose newest tokens are a share of the budget
+    options += [{"budget": huge, "policy": "auto"}]  # whose newest tokens are a share of the budget
     for wrong in options:
         with pytest.raises(ValueError, match=r"digits|at most|span|budget") as error:
             PagedEvictionCache(models.shared("llama", "paged_eviction").config, **{"policy": "keydiff", **wrong})
