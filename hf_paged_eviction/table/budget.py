@@ -108,7 +108,6 @@ class BlockBudget:
 
     def _check_budget(self) -> None:
         tokens = self.tokens or 0
-        self._check_most(tokens)
         if tokens % self.block_size:
             below = tokens // self.block_size * self.block_size
             options = [size for size in (below, below + self.block_size) if size >= self.smallest]
