@@ -11,8 +11,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from families import building
 from families.listing import families
+from families.outcomes import Outcome
 from families.overrides import SETTINGS, VARIANTS
 from families.shrinking import MOST_LAYERS, VOCABULARY, shrink
+from families.table import page, words_of
 
 BY_NAME = {str(family): family for family in families()}
 
@@ -74,3 +76,16 @@ def test_the_list_has_no_wrong_family() -> None:
     )
     assert listed is not None
     assert "wrong" not in listed.group()
+
+
+def test_the_page_tells_what_it_was_made_of() -> None:
+    rows = [
+        Outcome("plain", "A", "exact"),
+        Outcome("windows", "B", "exact", ("layer 0 of this model has a sliding window. Use static=False.",)),
+        Outcome("more", "C", "exact", ("layer 3 of this model has a sliding window. Use static=False.",)),
+        Outcome("alibi", "D", "refused", ("alibi uses ALiBi.",), ("a row depends on its pads",)),
+    ]
+    text = page(rows)
+    assert words_of(text) == {row.family: row.word for row in rows}
+    assert "| `windows`, `more` | a layer of this model has a sliding window |" in text
+    assert "| `alibi` (pads) | uses ALiBi. |" in text
