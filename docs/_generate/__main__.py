@@ -48,16 +48,17 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "long-front": long_pages.front,
     "long-rows": long_pages.long_rows,
     "memory": memory_tables.memory,
-    "options": api_pages.options,
     "peers": peers_tables.peers,
     "policies": policy_pages.sections,
     "policy-scores": policy_scores.policy_scores,
     "policy-table": policy_pages.overview,
+    "policies-others": policy_pages.others,
     "positions": measured.positions,
     "peers-speed": speed_tables.speed,
     "prefill-time": prefill_tables.prefill_time,
     "real": real_tables.real,
     "recent-tokens": measured.recent_tokens,
+    "update-times": measured.update,
 }
 
 #: Modules with the path of an image, and the function that draws it.

@@ -1,4 +1,5 @@
-"""The reference of the public names, made of their docstrings."""
+"""The reference of the public names, made of their docstrings: those of the package itself whole but for what they
+raise, those that extend it by their first paragraph and their arguments, and methods by a line each."""
 
 from __future__ import annotations
 
@@ -8,25 +9,28 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from writing import docstring, signature
+from writing import call, docstring, first_paragraph, signature
 
-from hf_paged_eviction import CacheOptions
 from hf_paged_eviction.allocators import BudgetAllocator
 from hf_paged_eviction.policies import EvictionPolicy
 
+_ROOT = "hf_paged_eviction"
 #: Classes that pages of their own describe.
 _ELSEWHERE = (EvictionPolicy, BudgetAllocator)
-
-
-def options(_: str) -> str:
-    """What the options of a cache mean."""
-    return docstring(CacheOptions)
+#: What `help` says and the page does not.
+_LEFT_OUT = ("Raises",)
 
 
 def sections(name: str) -> str:
     """A section for each public name of a module that is defined in its package."""
     module = importlib.import_module(name)
-    return "\n\n".join(_section(*entry) for entry in _public(module))
+    described: dict[str, str] = {}
+    parts = []
+    for entry_name, thing in _public(module):
+        text = docstring(thing, without=_LEFT_OUT)
+        parts.append(_section(entry_name, thing, described.get(text, text)))
+        described.setdefault(text, f"See `{entry_name}`.")
+    return "\n\n".join(parts)
 
 
 def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:
@@ -46,29 +50,29 @@ def _is_elsewhere(thing: Any) -> bool:
 
 
 def _is_of_library(module: ModuleType, name: str) -> bool:
-    library = importlib.import_module("hf_paged_eviction")
+    library = importlib.import_module(_ROOT)
     return module is not library and name in library.__all__
 
 
-def _section(name: str, thing: Any) -> str:
+def _section(name: str, thing: Any, text: str) -> str:
     parts = [f"### `{name}`"]
     if not (inspect.isclass(thing) and issubclass(thing, BaseException)):
         parts.append(signature(thing, name))
-    parts.append(docstring(thing))
+    parts.append(text)
     if inspect.isclass(thing):
-        parts += [_member(member_name, member) for member_name, member in _members(thing)]
+        parts.append("\n".join(_member(member_name, member) for member_name, member in _members(thing)))
     return "\n\n".join(part for part in parts if part)
 
 
 def _members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Methods and properties of a class that it documents itself."""
+    """Methods and properties of a class that it documents itself, and not as those of its base."""
     for name, member in vars(cls).items():
         inner = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
-        if not name.startswith("_") and inspect.isfunction(inner) and inner.__doc__:
+        if not name.startswith("_") and inspect.isfunction(inner) and not (inner.__doc__ or "See ").startswith("See "):
             yield name, member
 
 
 def _member(name: str, member: Any) -> str:
     if isinstance(member, property):
-        return f"**`.{name}`**\n\n{docstring(member.fget)}"
-    return f"{signature(getattr(member, '__func__', member), f'.{name}')}\n\n{docstring(member)}"
+        return f"- `.{name}`: {first_paragraph(member.fget)}"
+    return f"- `.{call(member, name)}`: {first_paragraph(member)}"

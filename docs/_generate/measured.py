@@ -57,17 +57,20 @@ def score(policy: str, question_known: bool, budget: str) -> tuple[float, float]
     return None
 
 
-def costs(policy: str) -> list[str]:
-    """Sentences on time, of those policies that were measured."""
-    lines = []
-    update = load("update")
-    if policy in update["update_us"]:
-        context = update["settings"]
-        lines.append(
-            f"`update` of one layer takes {update['update_us'][policy]:.0f} µs per token, victims included "
-            f"(`benchmarks/update.py`: budget {context['budget']}, 8 KV heads of 128; {machine('update')})"
-        )
-    return lines
+def update_time(policy: str) -> float | None:
+    """Microseconds of `update` of one layer per token, of those policies that were measured."""
+    microseconds: dict[str, float] = load("update")["update_us"]
+    return microseconds.get(policy)
+
+
+def update(_: str) -> str:
+    """What these times are of."""
+    context = load("update")["settings"]
+    return (
+        f"Times of `update` are of one layer and token, victims included (`python benchmarks/update.py`: budget "
+        f"{context['budget']}, 8 KV heads of 128; {machine('update')}). A `DynamicLayer` of as many tokens takes "
+        f"{update_time('DynamicLayer ' + str(context['budget'])):.0f} µs."
+    )
 
 
 def decode(_: str) -> str:

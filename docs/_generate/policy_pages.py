@@ -10,7 +10,7 @@ from math import hypot
 
 import measured
 import real_tables
-from writing import docstring, paper_link, signature, table
+from writing import call, docstring, first_paragraph, listed, paper_link, signature, table
 
 from hf_paged_eviction import (
     EvictionPolicy,
@@ -21,7 +21,6 @@ from hf_paged_eviction import (
 )
 from hf_paged_eviction.options.checked import reads_profile
 from hf_paged_eviction.policies import Modifier
-from hf_paged_eviction.queries.attention import PAGED_EVICTION
 from hf_paged_eviction_eval import embedded
 
 GROUPS = ("keys-and-values", "attention", "modifiers")
@@ -30,8 +29,8 @@ FITTED = ("calibrated", "observed")
 
 
 def sections(group: str) -> str:
-    """A section for each policy of a group: "keys-and-values", "attention" or "modifiers"."""
-    return "\n\n".join(_section(name, policy) for name, policy in members(group))
+    """A section for each policy of a group, "keys-and-values", "attention" or "modifiers", that beats `random`."""
+    return "\n\n".join(_section(name, policy) for name, policy in members(group) if beats_random(name))
 
 
 def calibrated(_: str) -> str:
@@ -49,27 +48,38 @@ def counts(_: str) -> str:
     return "{} policies, {} modifiers and {} allocators.".format(*numbers)
 
 
-def overview(which: str) -> str:
-    """A line for each policy, the best first: of those that beat `random` somewhere ("better"), or of the others."""
-    listed = {name: (policy, f"policies.md#{name}") for group in GROUPS for name, policy in members(group)}
-    listed |= {name: (_fitted(name), f"policies.md#{name}") for name in FITTED}
+def overview(_: str) -> str:
+    """A line for each policy that beats `random` somewhere, the best first."""
     rows = []
-    for name, (policy, place) in listed.items():
-        if beats_random(name) != (which == "better"):
-            continue
-        values = [measured.score(name, question_known, "12.5%") for question_known in (False, True)]
-        own = [f"{value[0]:.0f}" if value else "" for value in values]
-        rows.append(
-            [
-                f"[`{name}`]({place})",
-                _reads(policy),
-                "once" if policy.needs.token_local else "at each decision",
-                paper_link(policy.paper, ""),
-                *own,
-            ]
-        )
+    for name, policy in _all():
+        if beats_random(name):
+            scored = "once" if policy.needs.token_local else "at each decision"
+            paper = paper_link(policy.paper, "")
+            rows.append([f"[`{name}`](policies.md#{name})", _reads(policy), scored, paper, *_scores(name)])
     ranked = sorted(rows, key=lambda row: -float(row[4] or "-inf"))
     return table(("policy", "decides by", "scored", "paper", "unknown", "known"), ranked, numbers_from=4)
+
+
+def others(_: str) -> str:
+    """A line for each other policy, the best first; those that read a profile have sections."""
+    rows = []
+    for name, policy in _all():
+        if not beats_random(name) and name not in FITTED:
+            text = policy.label if isinstance(policy, Modifier) else call(type(policy), name)
+            paper = paper_link(policy.paper, "")
+            rows.append([f"`{text}`", first_paragraph(type(policy)), _reads(policy), paper, *_scores(name)])
+    ranked = sorted(rows, key=lambda row: -float(row[4] or "-inf"))
+    return table(("policy", "what it does", "decides by", "paper", "unknown", "known"), ranked, numbers_from=4)
+
+
+def _all() -> list[tuple[str, EvictionPolicy]]:
+    return [entry for group in GROUPS for entry in members(group)] + [(name, _fitted(name)) for name in FITTED]
+
+
+def _scores(name: str) -> list[str]:
+    """Of questions that are not known and known, at an eighth of the tokens."""
+    values = [measured.score(name, question_known, "12.5%") for question_known in (False, True)]
+    return [f"{value[0]:.0f}" if value else "" for value in values]
 
 
 def beats_random(name: str) -> bool:
@@ -106,34 +116,25 @@ def _subclasses(cls: type[Modifier]) -> list[type[Modifier]]:
 
 def _section(name: str, policy: EvictionPolicy) -> str:
     cls = type(policy)
-    parts = [
-        f"### `{name}`",
-        docstring(cls),
-        signature(cls, name),
-        _facts(name, policy),
-        _results(name, policy),
-    ]
+    parts = [f"### `{name}`", docstring(cls, without=("Raises",)), signature(cls, name), _facts(name, policy)]
     return "\n\n".join(part for part in parts if part)
 
 
 def _facts(name: str, policy: EvictionPolicy) -> str:
+    """A paragraph; what holds for all policies of a group, or stands in the overview, is not said again."""
     needs = policy.needs
-    lines = [
-        ("Write", f"`policy={policy.label!r}`"),
-        ("Paper", paper_link(policy.paper)),
-        ("Decides by", _reads(policy)),
-        ("Attention implementation", f"`{PAGED_EVICTION}`" if needs.queries else "any"),
-        ("When", _schedule(policy)),
-        ("Extra memory", _memory(policy)),
-        ("Latent attention (MLA)", "yes" if needs.supports_mla else "refused: the score means nothing for latents"),
-    ]
+    facts = [_schedule(policy), _memory(policy)]
+    if isinstance(policy, Modifier):
+        facts.insert(0, f"Example: `policy={policy.label!r}`")
+    if not needs.supports_mla:
+        facts.append("MLA is refused")
     if needs.rotary:
-        lines.append(("Rotary embedding", "removed from the keys; models whose rotation is not understood are refused"))
+        facts.append("Rotary embedding is removed from the keys")
     if _can_be_probed(policy):
-        lines.append(("Probe", "works with `compress_by_probe`"))
-    if costs := measured.costs(name):
-        lines.append(("Measured cost", "; ".join(costs)))
-    return table(("", ""), lines, numbers_from=2)
+        facts.append("Works with `compress_by_probe`")
+    if cost := measured.update_time(name):
+        facts.append(f"`update` takes {cost:.0f} µs")
+    return ". ".join(fact for fact in facts if fact) + "."
 
 
 def _reads(policy: EvictionPolicy) -> str:
@@ -165,46 +166,27 @@ def _attributes_of(argument: str, cls: type) -> set[str]:
 
 
 def _schedule(policy: EvictionPolicy) -> str:
-    if policy.needs.token_local:
-        return "each token is scored once, when its block fills"
     needs = policy.needs
-    often = f"every {needs.decision_interval} decoded tokens" if needs.decision_interval > 1 else "per decoded block"
-    scored = f"all held tokens are scored at each decision: after a prompt or chunk, then once {often}"
+    if needs.token_local:
+        return ""
+    often = f"once every {needs.decision_interval} decoded tokens" if needs.decision_interval > 1 else ""
     if not needs.queries:
-        return scored
+        return often.capitalize()
     window = {None: "all queries", 1: "the last query"}.get(needs.window, f"the last {needs.window} queries")
-    decode = "then the queries of each full block" if needs.observes_decode else "none while decoding"
-    return f"{scored}. Observed: {window} of a prompt or chunk, {decode}"
+    decode = "and those of each full block" if needs.observes_decode else "and none while decoding"
+    return f"Observes {window} of a prompt or chunk, {decode}" + (f"; scores {often}" if often else "")
 
 
 def _memory(policy: EvictionPolicy) -> str:
     tokens, rows = policy.needs.token_statistics, policy.needs.row_statistics
-    if not tokens and not rows:
-        return "that of the policies inside" if isinstance(policy, Modifier) else "none"
     parts = []
     if tokens:
-        parts.append(f"{len(tokens)} float32 per held token and KV head ({_names(tokens)})")
+        parts.append(f"{len(tokens)} float32 per held token and KV head")
     if rows:
-        parts.append(f"per row: {_names(rows)}")
-    if policy.needs.observes_decode:
-        parts.append("the queries of the newest block")
-    return "; ".join(parts)
-
-
-def _names(names: tuple[str, ...]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
+        parts.append(f"{len(rows)} tensors per row ({', '.join(f'`{name}`' for name in rows)})")
+    return f"Memory: {listed(parts)}" if parts else ""
 
 
 def _can_be_probed(policy: EvictionPolicy) -> bool:
     needs = policy.needs
     return bool(needs.token_statistics) and not needs.row_statistics and needs.window is None
-
-
-def _results(name: str, policy: EvictionPolicy) -> str:
-    """Where its scores are; those of a modifier are with the hosts that were measured."""
-    measured_with = [
-        policy_name
-        for policy_name in measured.measured_names()
-        if policy_name == name or (isinstance(policy, Modifier) and policy_name.startswith(f"{name}("))
-    ]
-    return "" if measured_with else "Not measured."

@@ -33,13 +33,22 @@ def paper_link(paper: str | None, prefix: str = "arXiv ") -> str:
     return f"[{prefix}{paper}](https://arxiv.org/abs/{paper})" if paper else "none"
 
 
-def docstring(thing: Any) -> str:
-    """The docstring of a class or function as Markdown: formulas, lists of arguments, examples."""
+def docstring(thing: Any, without: Sequence[str] = ()) -> str:
+    """The docstring of a class or function as Markdown: formulas, lists of arguments, examples.
+
+    Args:
+        without: names of sections that are left out.
+    """
     lines = (inspect.getdoc(thing) or "").splitlines()
-    return "\n\n".join(part for part in _parts(lines) if part)
+    return "\n\n".join(part for part in _parts(lines, without) if part)
 
 
-def _parts(lines: list[str]) -> Iterator[str]:
+def first_paragraph(thing: Any) -> str:
+    """What a docstring begins with, in a line."""
+    return " ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split())
+
+
+def _parts(lines: list[str], without: Sequence[str]) -> Iterator[str]:
     paragraph: list[str] = []
     at = 0
     while at < len(lines):
@@ -61,7 +70,7 @@ def _parts(lines: list[str]) -> Iterator[str]:
             if line.startswith(".. math::"):
                 formula = f"{line.removeprefix('.. math::').strip()}\n{block}".strip()
                 yield f"$$\n{formula}\n$$"
-            else:
+            elif line.removesuffix(":") not in without:
                 yield _section(line.removesuffix(":"), block)
         at = end
     yield "\n".join(paragraph)
@@ -88,38 +97,49 @@ def _entry(item: str) -> str:
 
 def signature(thing: Any, name: str) -> str:
     """How a class or function is called, as its source says it; private arguments are left out."""
-    thing = getattr(thing, "__func__", thing)  # of a bound method
-    is_plain = inspect.isfunction(thing) or ("__init__" in vars(thing) and "__dataclass_fields__" not in vars(thing))
-    arguments = _arguments(thing) if is_plain else _fields(thing)
+    arguments = _arguments(thing)
     line = f"{name}({', '.join(arguments)})"
     if len(line) > 88:
         line = f"{name}(\n" + "".join(f"    {argument},\n" for argument in arguments) + ")"
     return f"```text\n{line}\n```"
 
 
-def _arguments(thing: Any) -> list[str]:
-    function = inspect.unwrap(vars(thing)["__init__"] if inspect.isclass(thing) else thing)
+def call(thing: Any, name: str) -> str:
+    """How a class or function is called, without the types."""
+    return f"{name}({', '.join(_arguments(thing, typed=False))})"
+
+
+def _arguments(thing: Any, typed: bool = True) -> list[str]:
+    thing = getattr(thing, "__func__", thing)  # of a bound method
+    if inspect.isfunction(thing):
+        return _parameters(inspect.unwrap(thing), typed)
+    if "__init__" in vars(thing) and "__dataclass_fields__" not in vars(thing):
+        return _parameters(inspect.unwrap(vars(thing)["__init__"]), typed)
+    return _fields(thing, typed)
+
+
+def _parameters(function: Any, typed: bool) -> list[str]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     assert isinstance(tree, ast.FunctionDef)
     texts, arguments = [], tree.args
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
-    texts += [_argument(argument, default) for argument, default in zip(positional, defaults, strict=True)]
+    texts += [_argument(argument, default, typed) for argument, default in zip(positional, defaults, strict=True)]
     if arguments.vararg:
-        texts.append(f"*{_argument(arguments.vararg)}")
+        texts.append(f"*{_argument(arguments.vararg, typed=typed)}")
     elif arguments.kwonlyargs:
         texts.append("*")
     texts += [
-        _argument(argument, default)
+        _argument(argument, default, typed)
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     ]
     if arguments.kwarg:
-        texts.append(f"**{_argument(arguments.kwarg)}")
+        texts.append(f"**{_argument(arguments.kwarg, typed=typed)}")
     return [text for text in texts if not re.match(r"(self|cls)\b|_\w", text)]
 
 
-def _argument(argument: ast.arg, default: ast.expr | None = None) -> str:
-    kind = f": {_annotation(argument.annotation)}" if argument.annotation else ""
+def _argument(argument: ast.arg, default: ast.expr | None = None, typed: bool = True) -> str:
+    kind = f": {_annotation(argument.annotation)}" if typed and argument.annotation else ""
     value = f"{' = ' if kind else '='}{ast.unparse(default)}" if default is not None else ""
     return f"{argument.arg}{kind}{value}"
 
@@ -129,7 +149,7 @@ def _annotation(node: ast.expr) -> str:
     return str(node.value) if isinstance(node, ast.Constant) and isinstance(node.value, str) else ast.unparse(node)
 
 
-def _fields(cls: type) -> list[str]:
+def _fields(cls: type, typed: bool) -> list[str]:
     """The fields of a dataclass, those of its bases first."""
     field_texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
@@ -142,7 +162,8 @@ def _fields(cls: type) -> list[str]:
                 kind = _annotation(node.annotation)
                 if not kind.startswith("ClassVar") and not node.target.id.startswith("_"):
                     value = _default(node.value) if node.value is not None else ""
-                    field_texts[node.target.id] = f"{node.target.id}: {kind}{value}"
+                    text = f"{node.target.id}: {kind}{value}"
+                    field_texts[node.target.id] = text if typed else node.target.id + value.replace(" = ", "=", 1)
     return list(field_texts.values())
 
 

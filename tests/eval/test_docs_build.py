@@ -83,10 +83,11 @@ def test_a_new_policy_appears_by_itself(generate: ModuleType, monkeypatch: pytes
             return self.weight * context.keys.float().norm(dim=-1)
 
     policies = generate.policy_pages
+    assert "| `longest_key(weight=1.0)` | The norm of the key. | keys | none |  |  |" in policies.others("")
+    monkeypatch.setattr(policies, "beats_random", lambda name: name == "longest_key")
     section = policies.sections("keys-and-values").partition("### `longest_key`")[2].partition("\n### ")[0]
-    assert "The norm of the key." in section and "| Decides by | keys |" in section and "Not measured." in section
-    assert "longest_key(weight: float = 1.0)" in section
-    assert "[`longest_key`](policies.md#longest_key)" in policies.overview("others")
+    assert "The norm of the key." in section and "longest_key(weight: float = 1.0)" in section
+    assert "[`longest_key`](policies.md#longest_key) | keys | at each decision | none |" in policies.overview("")
 
 
 def test_policies_and_allocators_of_the_package_have_a_formula() -> None:
@@ -101,5 +102,6 @@ def test_every_name_is_described() -> None:
     }
     names = set(hf_paged_eviction.__all__) - {"__version__"}
     assert names <= {*headings["api"], *headings["policies"]}
-    assert {*available_policies(), *available_modifiers()} <= set(headings["policies"])
+    listed = re.findall(r"^\| `(\w+)\(", (DOCS / "reference" / "policies.md").read_text("utf-8"), re.MULTILINE)
+    assert {*available_policies(), *available_modifiers()} <= {*headings["policies"], *listed}
     assert set(available_allocators()) <= set(headings["allocators"])
