@@ -73,9 +73,9 @@ class Question:
     Attributes:
         kind: one of `KINDS`.
         ask: the question and the beginning of its answer.
-        answer: how the answer goes on, if it is said in the words of the facts.
-        first: the name that has to come first: whoever has two facts to join must find this one; "" = none.
-        number: the number that has to follow.
+        answer: how the answer goes on. A cache is given its words, but for the name and the number.
+        first: the name, which whoever has two facts to join must find, too; "" = none.
+        number: the number.
     """
 
     kind: str
@@ -84,23 +84,10 @@ class Question:
     first: str
     number: str
 
-    def verdict(self, said: str) -> bool | None:
-        """Whether an answer is right; None = it may still become either."""
-        rest = said.lstrip()
-        if len(rest) < len(self.first):
-            return None if self.first.startswith(rest) else False
-        if not rest.startswith(self.first):
-            return False
-        rest = rest[len(self.first) :].lstrip(_WORDS)
-        if not rest:
-            return None
-        if rest.startswith(self.number):
-            return True
-        return None if self.number.startswith(rest) else False
-
-
-#: What may stand before the number.
-_WORDS = "".join(character for character in map(chr, range(32, 127)) if not character.isdigit()) + "\n\t"
+    def found(self) -> list[tuple[int, int]]:
+        """Where name and number stand in the answer, `[start, end)` in characters: the model has to find them."""
+        starts = [(self.answer.index(part), len(part)) for part in (self.first, self.number) if part]
+        return [(start, start + size) for start, size in starts]
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ TITLES = {
     "unprepared": "without `prepare`",
     "int4": "`QuantizedCache`, quanto int4",
     "int2": "`QuantizedCache`, quanto int2",
+    "kvzip": "kvpress, KVzip",
+    "adakv": "kvpress, AdaKV of ExpectedAttention",
 }
 
 
@@ -99,6 +101,39 @@ def _memory(rows: list[Row], reading: list[Row]) -> float:
     """Bytes at the end, in shares of those of the full cache in 16 bits; models run in 32."""
     full = {row["document"]: row["bytes"] for row in rows if row["cache"] == "full" and row["kind"] == "read"}
     return fmean(row["bytes"] / full[row["document"]] * 2 for row in reading)
+
+
+def answers(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
+    """How far the predictions of long answers are from the full cache's, a line for each cache.
+
+    Args:
+        titles: what to call models.
+    """
+    found: dict[tuple[str, int], dict[tuple[str, str], dict[int, dict[int, Row]]]] = {}
+    for row in rows:
+        if row["kind"] == "answer":
+            caches = found.setdefault((row["model"], row["length"]), {})
+            parts = caches.setdefault((row["cache"], row["share"]), {})
+            parts.setdefault(row["question"], {})[row["document"]] = row
+    texts = []
+    for (model, length), caches in sorted(found.items()):
+        body = [
+            [TITLES.get(name, f"`{name}`"), part, f"{len(parts[0])}", *(_apart(parts[at].values()) for at in parts)]
+            for (name, part), parts in caches.items()
+            if len(parts[0]) >= FEWEST
+        ]
+        if body:
+            starts = sorted(next(iter(caches.values())))
+            size = starts[1] - starts[0]
+            header = ("cache", "memory", "answers", *(f"{at + 1} to {at + size}" for at in starts))
+            texts.append(f"{titles.get(model, model)}, behind {length:,} tokens:\n\n{table(header, body)}")
+    return "\n\n".join(texts)
+
+
+def _apart(rows: Iterable[Row]) -> str:
+    """Divergence in nats with its standard error, and the share of equal first choices."""
+    far, same = zip(*((row["kl"], row["same"]) for row in rows), strict=True)
+    return f"{fmean(far):.4f} ± {stdev(far) / sqrt(len(far)):.4f}; {100 * fmean(same):.1f} %"
 
 
 def tables(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:

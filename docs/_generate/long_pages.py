@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from long_rows import FILE, read_rows
+from long_reader import FILE, read_rows
 from long_tables import cells, tables
 from memory_tables import MODELS
 

@@ -23,11 +23,21 @@ class Characters:
 
     eos_token_id = 0
 
-    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
-        return {"input_ids": [min(max(ord(character) - 31, 1), 96) for character in text]}
+    def __call__(self, text: str, **_: Any) -> dict[str, Any]:
+        ids = [min(max(ord(character) - 31, 1), 96) for character in text]
+        return {"input_ids": ids, "offset_mapping": [(at, at + 1) for at in range(len(text))]}
 
     def decode(self, ids: Any, **_: Any) -> str:
         return "".join(chr(int(token) + 31) for token in ids)
+
+
+def long(name: str) -> Any:
+    """The part of the benchmark that the script has loaded."""
+    return sys.modules.get(f"long_{name}") or load(BENCHMARKS / f"long_{name}.py")
+
+
+def document(*given: Any) -> Any:
+    return long("documents").document(*given)
 
 
 @pytest.fixture
@@ -37,21 +47,21 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_a_document_has_its_facts_and_is_the_same_each_time(script: ModuleType) -> None:
-    one = script.document(Characters(), 6000, 3)
+    one = document(Characters(), 6000, 3)
     text = Characters().decode(one.ids[0])
     assert abs(one.ids.shape[1] - 6000) < 900 and one.following.shape == (1, 128)
     assert len(one.questions) == 20 and len({question.ask for question in one.questions}) == 20
     for question in one.questions:
         assert question.number in text and question.first in text
         assert not text.rstrip().endswith(question.number + ".")
-        assert question.verdict(question.answer) is True
-    assert one.digest == script.document(Characters(), 6000, 3).digest != script.document(Characters(), 6000, 4).digest
+        assert [question.answer[start:end] for start, end in question.found()][-1] == question.number
+    assert one.digest == document(Characters(), 6000, 3).digest != document(Characters(), 6000, 4).digest
     with pytest.raises(ValueError, match="another length"):
-        script.document(Characters(), 1000, 0)
+        document(Characters(), 1000, 0)
 
 
 def test_a_chain_of_facts_stands_in_its_order(script: ModuleType) -> None:
-    one = script.document(Characters(), 6000, 0)
+    one = document(Characters(), 6000, 0)
     text = Characters().decode(one.ids[0])
     for question in (question for question in one.questions if question.kind == "track"):
         middle = question.ask.split("VAR ")[-2].split(" ")[0]
@@ -59,21 +69,27 @@ def test_a_chain_of_facts_stands_in_its_order(script: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "verdict"),
-    [
-        (" Velden, whose house has 12345", True),
-        (" Velden. The house of Velden has the number 12345.", True),
-        (" Vel", None),
-        (" Velden, and the house", None),
-        (" Velden 123", None),
-        (" Velden 123.", False),
-        (" Velden 54321", False),
-        (" Marlow, and the house of Velden has 12345", False),
-    ],
+    ("answer", "name", "scored"),
+    [(" 12345", "", "12345"), (" Velden, and the house has 12345", "Velden", "Velden12345"), (" A = 1", "A", "A1")],
 )
-def test_both_hops_have_to_be_right(script: ModuleType, said: str, verdict: bool | None) -> None:
-    question = sys.modules["long_documents"].Question("hop", "", "", "Velden", "12345")
-    assert question.verdict(said) is verdict
+def test_words_of_an_answer_are_given_and_name_and_number_are_not(answer: str, name: str, scored: str) -> None:
+    number = answer.split()[-1]
+    question = long("documents").Question("hop", "Where? ", answer, name, number)
+
+    def ask(wrong_at: int | None) -> dict[str, Any]:
+        """A model that knows every token but one."""
+        told = Characters()("Where? " + answer)["input_ids"]
+        if wrong_at is not None:
+            told[len("Where? ") + wrong_at] = 90
+        logits = torch.nn.functional.one_hot(torch.tensor([told[1:]]), 97) * 50.0
+        reader = long("reader").Reader(models.shared("llama", "paged_eviction"), Characters(), 0)
+        reader.feed = lambda *_: logits
+        row: dict[str, Any] = reader.ask(question, None)
+        return row
+
+    assert ask(None) == {"right": True, "answer": scored, "nats": 0.0}
+    places = [at for at in range(len(answer)) if not ask(at)["right"]]
+    assert "".join(answer[at] for at in places) == scored
 
 
 def test_all_bytes_of_a_cache_are_counted(script: ModuleType) -> None:
@@ -84,28 +100,28 @@ def test_all_bytes_of_a_cache_are_counted(script: ModuleType) -> None:
         for cache in (full, ours):
             feed(model, ids, None, cache)
     kept = sum(layer.keys.nbytes + layer.values.nbytes for layer in full.layers)
-    assert script.held_bytes(full) == kept
-    assert ours.stats().storage_bytes < script.held_bytes(ours) < kept
+    assert long("reader").held_bytes(full) == kept
+    assert ours.stats().storage_bytes < long("reader").held_bytes(ours) < kept
 
 
 @pytest.mark.filterwarnings("ignore:Attention now reaches further")
 @pytest.mark.parametrize("chunk", [0, 512])
 def test_a_cache_that_holds_everything_answers_as_the_full_one(script: ModuleType, chunk: int) -> None:
     reader = script.Reader(models.shared("llama", "paged_eviction"), Characters(), chunk)
-    one = script.document(Characters(), 4000, 0)
+    one = document(Characters(), 4000, 0)
     with torch.inference_mode():
         full, all_held = (
-            list(script.question_rows(reader, one, script.Kind.of(text), {0, 9, 17})) for text in ("full", "random@1")
+            list(script.question_rows(reader, one, script.Held.of(text), {0, 9, 17})) for text in ("full", "random@1")
         )
     assert [row.get("answer") for row in full] == [row.get("answer") for row in all_held]
     for theirs, ours in zip(full[:-1], all_held[:-1], strict=True):
-        assert ours["nats"] == pytest.approx(theirs["nats"], abs=2e-3)
+        assert ours["nats"] == pytest.approx(theirs["nats"], abs=1e-2)  # questions evict some tokens
 
 
 @pytest.mark.parametrize("wrong", ["prepared", "keydiff@0", "keydiff@3/2", "int4@1/4"])
 def test_a_cache_without_a_size_is_refused(script: ModuleType, wrong: str) -> None:
     with pytest.raises(ValueError, match="share"):
-        script.Kind.of(wrong)
+        script.Held.of(wrong)
 
 
 def test_a_row_that_was_cut_off_is_measured_again(script: ModuleType, tmp_path: Path) -> None:
@@ -120,16 +136,14 @@ def test_a_row_that_was_cut_off_is_measured_again(script: ModuleType, tmp_path: 
 
 
 def test_errors_are_those_of_documents(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    long_tables = load(BENCHMARKS / "long_tables.py")
     same = [{"document": number, "right": right} for number, right in enumerate((True, False) * 8) for _ in range(4)]
     mixed = [{"document": number, "right": right} for number in range(16) for right in (True, True, False, False)]
-    assert long_tables.share(same) == "32/64 ± 13 %"  # as 16 questions
-    assert long_tables.share(mixed) == "32/64 ± 6 %"  # not below that of 64 questions
-    assert long_tables.share([]) == ""
+    assert long("tables").share(same) == "32/64 ± 13 %"  # as 16 questions
+    assert long("tables").share(mixed) == "32/64 ± 6 %"  # not below that of 64 questions
+    assert long("tables").share([]) == ""
 
 
 def test_kinds_that_the_full_cache_does_not_answer_make_no_column(script: ModuleType) -> None:
-    long_tables = load(BENCHMARKS / "long_tables.py")
     rows = []
     for document in range(4):
         key = {"model": "m", "length": 2048, "chunk": 512, "document": document}
@@ -139,6 +153,32 @@ def test_kinds_that_the_full_cache_does_not_answer_make_no_column(script: Module
             rows += [{**own, "kind": "hop", "question": 9, "right": False}] if cache == "full" else []
             rows += [{**own, "kind": "text", "nats": nats + document}]
             rows += [{**own, "kind": "read", "tokens": 2000, "seconds": 1.0, "peak": 2**20, "bytes": 2**20}]
-    text = long_tables.tables([{"kind": "run"}, *rows, *rows])
+    text = long("tables").tables([{"kind": "run"}, *rows, *rows])
     assert "m, 2,048 tokens in chunks of 512:" in text and "one fact" in text and "two hops" not in text
     assert "| `keydiff` | 1/4 | 4 | 16/16 ± 6 % |  | +0.500 ± 0.000 | 1.0 | 1.0 |" in text
+
+
+def test_long_answers_make_a_line_with_errors(script: ModuleType) -> None:
+    key = {"kind": "answer", "model": "m", "length": 2048, "cache": "keydiff", "share": "1/4"}
+    rows = [
+        {**key, "document": number, "question": at, "kl": 0.5 + number % 2, "same": 0.75}
+        for number in range(4)
+        for at in (0, 250)
+    ]
+    text = long("tables").answers([{"kind": "run"}, *rows, {**rows[0], "cache": "int4", "share": ""}])
+    assert "m, behind 2,048 tokens:" in text and "251 to 500" in text and "int4" not in text
+    assert "| `keydiff` | 1/4 | 4 | 1.0000 ± 0.2887; 75.0 % | 1.0000 ± 0.2887; 75.0 % |" in text
+
+
+def test_a_long_answer_of_a_cache_that_holds_all_is_the_full_one(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "_ANSWER", 12)
+    monkeypatch.setattr(script, "_PART", 4)
+    answers = script.Answers(script.Reader(models.shared("llama", "paged_eviction"), Characters(), 512))
+    one = document(Characters(), 4000, 0)
+    with torch.inference_mode():
+        same, far = (list(answers.rows(one, script.Held.of(text))) for text in ("full", "random@1/16"))
+    assert [row["question"] for row in same] == [0, 4, 8]
+    assert all(row["kl"] == pytest.approx(0, abs=1e-5) and row["same"] == 1 for row in same)
+    assert all(row["kl"] > 1e-4 for row in far)
