@@ -52,6 +52,7 @@ from .learned.calibration import (
     model_fingerprint,
     refuse_other_model,
 )
+from .learned.lookup import profiles_of_shape  # if there is none, no weights have to be read
 from .masks.visible import visible, visible_one_behind_the_other
 from .naming.digests import file_digest  # rows carry the digest of what decides them
 from .naming.files import whole_file
@@ -224,6 +225,7 @@ __all__ = [
     "parse_bytes",
     "persistent",
     "probe_context",
+    "profiles_of_shape",
     "rank_keys",
     "read",
     "read_bits",

@@ -13,7 +13,8 @@ One line for each precision of keys and values: the largest budget that fits int
 temporary tensors, and what share of the keys and values of the whole context that is, in 16 bits.
 
 loss: what prepare measured on these weights at this share, in nats per token. ~ is between two shares that were \
-measured; ? is the number of the nearest one. Without a profile, or for weights that are not here, the column is empty.
+measured; ? is the number of the nearest one. The profile is found by the weights, if they are on this machine. They \
+are not loaded: their digest reads a sample from the files. Without a profile the column is empty, and a line says why.
 
 [bold]Examples[/]
 
@@ -25,9 +26,9 @@ Eight requests at a time, in two precisions
 
   paged-eviction plan --model ./my-model --context 32k --memory 80GB --rows 8
 
-With the losses of a profile
+With the losses of a profile of weights that are not here
 
-  paged-eviction plan --model ./my-model --context 8k --memory 2GiB --profile my-model.safetensors
+  paged-eviction plan --model Qwen/Qwen3-8B --context 8k --memory 20GiB --profile my-model.safetensors
 
 [bold]Afterwards, in a program[/]
 
@@ -35,7 +36,7 @@ With the losses of a profile
 """
 #: What `--help` says.
 BRIEF = {
-    "model": "a folder or a name on the Hub; only its configuration is read",
+    "model": "a folder or a name on the Hub; the weights are not loaded",
     "context": "tokens of the longest text, such as 8192 or 128k",
     "memory": "memory for everything, such as 8GiB; without it the whole context is planned",
     "rows": "texts at a time (1)",
@@ -51,8 +52,8 @@ class PlanOptions(Loading):
 
     model: str = option(
         EMBEDDED,
-        "A folder or a name on the Hugging Face Hub; embedded is the small model of this package. Only "
-        "the configuration is read.",
+        "A folder or a name on the Hugging Face Hub; embedded is the small model of this package. The "
+        "configuration is read, and of weights that are here a sample.",
     )
     context: str = option("8k", "Tokens of the longest text; k = 1,024.", metavar="N")
     memory: str | None = option(
@@ -60,7 +61,11 @@ class PlanOptions(Loading):
     )
     rows: int = option(1, "Texts at a time.", at_least=1)
     chunk: int = option(256, "Tokens that are read at once.", at_least=1)
-    profile: str | None = option(None, "A profile of the model, for the column loss.", metavar="FILE")
+    profile: str | None = option(
+        None,
+        "A profile of the model, for the column loss. Default: that of the weights, if they are here.",
+        metavar="FILE",
+    )
 
 
 def plan(options: PlanOptions) -> None:

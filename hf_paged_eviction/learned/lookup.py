@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,20 @@ def why_unusable(path: Path, config: Any) -> str:
         return different_model({WEIGHTS: "not named", **calibration.model}, fingerprint(config))
     except ValueError as error:
         return str(error)
+
+
+def profiles_of_shape(config: Any) -> list[Path]:
+    """The profiles on this machine and in the package that models of this shape have, whatever their weights."""
+    shape = fingerprint(config)
+    shape.pop(WEIGHTS, None)
+    return [path for path in (*sorted(profile_dir().glob(f"*{_SUFFIX}")), *_published().values()) if _fits(path, shape)]
+
+
+def _fits(path: Path, shape: Mapping[str, str]) -> bool:
+    try:
+        return not different_model(load_calibration(path).model, shape)
+    except ValueError:  # a damaged file is no profile of any model
+        return False
 
 
 def use_profile(config: Any, profile: Path, use: Use) -> None:

@@ -83,6 +83,7 @@ class Plan:
         full_bytes: bytes of the keys and values of the whole context in 16 bits: what shares of memory refer to.
         passing_bytes: most bytes of temporary tensors while a chunk is read, without what grows with the budget.
         choices: one for each precision.
+        profile: the file that losses come from; None = none was found.
     """
 
     context: int
@@ -94,6 +95,7 @@ class Plan:
     full_bytes: int
     passing_bytes: int
     choices: tuple[Choice, ...]
+    profile: str | None = None
 
     def __str__(self) -> str:
         limit = "no limit" if self.memory is None else readable_bytes(self.memory)
@@ -114,7 +116,7 @@ class Plan:
         if "extrapolated" in sources:
             lines.append("  ? not measured at this share: the number is that of the nearest one")
         if sources:
-            lines.append("  Losses were measured on prompts of about 1,000 tokens.")
+            lines.append(f"  Losses were measured on prompts of about 1,000 tokens: {self.profile}")
         return "\n".join(lines)
 
     def _line(self, choice: Choice) -> str:
@@ -186,6 +188,7 @@ def plan(
         full_bytes=rows * per_token * tokens,
         passing_bytes=passing(0, copies=False, waits=False),
         choices=(),
+        profile=None if path is None else str(path),
     )
     loss = partial(loss_at, measured, use=chosen_use(shapes.config))
     return replace(planned, choices=tuple(_choice(planned, shapes, passing, one, loss) for one in bits))
@@ -244,6 +247,8 @@ def loss_at(measured: Measured | None, bits: Bits, share: float, use: Use = "bot
     with these bits was measured."""
     if measured is None:
         return None
+    if bits is None and share >= 1:
+        return Loss(0.0, "measured")  # everything is held as it is
     scores = measured.scores(BYTES, use)
     labels = {row.label for row in measured.rows if row.unit == BYTES and row.bits == bits} & set(scores)
     if not labels:

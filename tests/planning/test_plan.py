@@ -98,4 +98,5 @@ def test_losses_say_where_they_were_measured() -> None:
     between = loss_at(measured, 4, 0.125 * 2**0.5, "text")
     assert between is not None and between.source == "between" and between.nats == pytest.approx(0.02)
     assert loss_at(measured, 4, 0.06, "text") == Loss(0.04, "extrapolated")
+    assert loss_at(measured, None, 1.0, "text") == Loss(0.0, "measured")
     assert loss_at(measured, 8, 0.25, "text") is None and loss_at(None, 4, 0.25) is None
