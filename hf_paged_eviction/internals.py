@@ -105,7 +105,7 @@ from .table.spans import (
 )
 from .table.table import BlockTable
 from .tensors.parts import map_tensors, persistent
-from .tensors.saved import LONGEST, SavedState, StateDict
+from .tensors.saved import StateDict, in_range, restored
 
 __all__ = [
     "ALL",
@@ -122,7 +122,6 @@ __all__ = [
     "HELD_OUT",
     "KEEP",
     "LEVELS",
-    "LONGEST",
     "NO_PROFILE",
     "PAGED_EVICTION",
     "POLICIES",
@@ -171,7 +170,6 @@ __all__ = [
     "RequestTable",
     "Rotary",
     "RowStatistics",
-    "SavedState",
     "Scorer",
     "Setup",
     "Shares",
@@ -209,6 +207,7 @@ __all__ = [
     "generate_settings",
     "grown",
     "head_dim",
+    "in_range",
     "in_words",
     "inside",
     "is_latent_attention",
@@ -233,6 +232,7 @@ __all__ = [
     "reads_profile",
     "refuse_other_model",
     "register_disposal",
+    "restored",
     "share_out",
     "shown_queries",
     "shrink_layer",

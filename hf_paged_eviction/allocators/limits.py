@@ -11,7 +11,7 @@ from ..integration.heads import LocalHeads
 from ..queries.observer import Queries, fold
 from ..table.budget import BlockBudget
 from ..table.spans import Spans
-from ..tensors.saved import LONGEST, SavedState, StateDict
+from ..tensors.saved import StateDict
 from .base import BudgetAllocator, FixedAllocator, HeadAllocator, LayerAllocator
 from .uniform import Uniform
 
@@ -154,29 +154,14 @@ class Limits:
     def state_dict(self) -> StateDict:
         """The present limits, and what decided them."""
         decided = {"tokens": self.tokens, "told": self._told, "real": self._real}
-        return {"mean": self.mean.tokens, "unequal": self.unequal, **decided}
+        return {"mean": self.mean.tokens, **decided}
 
-    def load_state(self, saved: SavedState, rows: int) -> None:
-        """Restore the limits of another cache.
-
-        Raises:
-            ValueError: the state does not fit.
-        """
-        same = saved.flag("unequal") == self.unequal
-        saved.need(same, "its layers share a budget and those of this cache do not, or the other way round")
-        size, smallest = self.mean.block_size, self.mean.smallest
-        mean = saved.number("mean", smallest, LONGEST)
-        saved.need(mean % size == 0, f"its mean {mean} is no multiple of the block size {size}")
-        saved.need(self.mean.tokens in (None, mean), f"its mean is {mean}, and the settings make it {self.mean.tokens}")
-        self.mean = self.mean.of(mean)
-        tokens, told = saved.part("tokens"), saved.part("told")
-        for place in range(len(self.layers)):
-            if tokens.has(str(place)):
-                self.tokens[place] = tokens.tensor(str(place), (rows, None), torch.int64, size, LONGEST)
-            if told.has(str(place)):
-                self._told[place] = told.tensor(str(place), (rows, None), None)
-        if saved.has("real"):
-            self._decide_for(saved.tensor("real", (rows,), torch.int64, 0, LONGEST))
+    def load_state(self, saved: StateDict) -> None:
+        """Restore the limits of another cache."""
+        self.mean = self.mean.of(saved["mean"])
+        self.tokens = {int(place): tokens for place, tokens in saved["tokens"].items()}
+        self._told = {int(place): told for place, told in saved["told"].items()}
+        self._decide_for(saved.get("real"))
 
     @cached_property
     def heads(self) -> list[int]:

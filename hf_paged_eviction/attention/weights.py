@@ -8,7 +8,6 @@ from torch import Tensor
 from ..integration.heads import WHOLE, LocalHeads
 from ..integration.rotary import Rotary
 from ..masks.visible import visible
-from ..tensors.saved import SavedState
 
 
 @dataclass(frozen=True)
@@ -24,17 +23,6 @@ class Logits:
     scaling: float
     softcap: float | None = None
     sinks: Tensor | None = None
-
-    @classmethod
-    def load(cls, saved: SavedState) -> "Logits":
-        """Read them from a file.
-
-        Raises:
-            ValueError: the file has no valid logits.
-        """
-        softcap = saved.value("softcap", float, int) if saved.has("softcap") else None
-        sinks = saved.tensor("sinks", (None,), None) if saved.has("sinks") else None
-        return cls(saved.value("scaling", float, int), softcap, sinks)
 
 
 @dataclass

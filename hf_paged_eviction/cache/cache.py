@@ -23,7 +23,7 @@ from ..integration.weights import registered_digest, weights_digest
 from ..integration.window import Window
 from ..layer.build import LayerBuilder
 from ..layer.forwards import Forwards
-from ..layer.hybrid import HybridLayer, paged_part, repeat_rows, select_rows
+from ..layer.hybrid import HybridLayer, repeat_rows, select_rows
 from ..layer.moves import check_crop, crop_held, crop_pending
 from ..layer.overflow import cut_anew, protected_gone, shrink
 from ..layer.paged import PagedLayer
@@ -36,7 +36,7 @@ from ..masks.padding import Padding
 from ..naming.arguments import suggest_arguments
 from ..naming.sizes import readable_bytes
 from ..options.cache_options import AUTO, CacheOptions
-from ..options.checked import CheckedOptions, check_config, check_flag, profile_path
+from ..options.checked import CheckedOptions, check_config, profile_path
 from ..options.defaults import Default, choose
 from ..options.static import check_static, refusal
 from ..policies import EvictionPolicy
@@ -157,7 +157,7 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
         for layer in self._evicting:
             layer.plan = self._plan
         # Computed here, because masks and `update` read it for every token.
-        self._parts = [paged_part(layer) for layer in self.layers]
+        self._parts = [layer if isinstance(layer, PagedLayer) else None for layer in self.layers]
         self._sliding: list[bool] = [getattr(layer, "is_sliding", False) for layer in self.layers]
         self._first = next((at for at, layer in enumerate(self.layers) if isinstance(layer, CacheLayerMixin)), 0)
         self._counter = self.layers[self._first]  # whose tokens count as seen
@@ -216,15 +216,14 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
     @property
     def paged_layers(self) -> list[tuple[int, PagedLayer]]:
         """The layers that evict, with their index in the model."""
-        parts = [(index, paged_part(layer)) for index, layer in enumerate(self.layers)]
-        return [(index, layer) for index, layer in parts if layer is not None]
+        return [(index, layer) for index, layer in enumerate(self.layers) if isinstance(layer, PagedLayer)]
 
     def _paged(self, layer_idx: int) -> PagedLayer:
         if isinstance(layer_idx, bool) or not isinstance(layer_idx, int) or not 0 <= layer_idx < len(self.layers):
             raise ValueError(f"layer_idx must be from 0 to {len(self.layers) - 1}, got {layer_idx!r}.")
-        layer = paged_part(self.layers[layer_idx])
-        if layer is None:
-            paged, kind = [index for index, _ in self.paged_layers], type(self.layers[layer_idx]).__name__
+        layer = self.layers[layer_idx]
+        if not isinstance(layer, PagedLayer):
+            paged, kind = [index for index, _ in self.paged_layers], type(layer).__name__
             raise ValueError(f"Layer {layer_idx} is a {kind}, not paged. Paged layers: {paged}.")
         return layer
 
@@ -414,7 +413,7 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
         count = columns_to_remove(tokens_to_remove, self.get_seq_length())
         for layer in paged:
             check_crop(layer.state, count)
-        others = [layer for layer in self.layers if not isinstance(layer, PagedLayer)]
+        others = [layer for layer in self.layers if isinstance(layer, HybridLayer) or not isinstance(layer, PagedLayer)]
         crops = [layer.crop_state if isinstance(layer, HybridLayer) else layer.crop for layer in others]
         crop_all_or_none(others, crops, count, self.get_seq_length() - count)
         held = [crop_pending(layer.state, count) for layer in paged]
@@ -661,16 +660,14 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
         with context.naming(path):
             named = policy, allocator, profile_path(profile)
             saved = context.read(path, config, input_ids, *named, weights, must_say=model is not None)
-            settings = dict(saved.settings)
-            recording = settings.pop("record_past")
-            check_flag("record_past", recording)
-            cache = cls(config, **settings)
+            recording = saved.settings.pop("record_past")
+            cache = cls(config, **saved.settings)
             cache._weights = saved.weights or cache._weights
             if recording:
                 cache.activate_past_recording()
             parts, static = (cache.layers, cache._padding, cache._limits), cache._plan.static
-            all_real = context.load(saved, config, *parts, device, static)
-            if cache._plan.static:
+            all_real = context.load(saved, *parts, device, static)
+            if static:
                 cache._plan.resume(all_real)
         return cache
 
@@ -758,7 +755,7 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
 
     def stats(self) -> CacheStats:
         """Counts and bytes, per layer and in total. It reads tensors, so it synchronises with an accelerator."""
-        others = [layer for layer in self.layers if paged_part(layer) is None]
+        others = [layer for layer in self.layers if not isinstance(layer, PagedLayer)]
         other_bytes = sum(byte_count(getattr(one, "keys", None), getattr(one, "values", None)) for one in others)
         return CacheStats.of([layer.stats() for _, layer in self.paged_layers], other_bytes)
 

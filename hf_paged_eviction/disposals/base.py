@@ -21,7 +21,7 @@ from ..store.arriving import StateKind
 from ..store.store import Store
 from ..table.budget import BlockBudget
 from ..table.table import BlockTable
-from ..tensors.saved import SavedState, StateDict
+from ..tensors.saved import StateDict
 
 
 @dataclass(frozen=True)
@@ -225,18 +225,18 @@ class EvictionAction:
             raise ValueError(f"a {type(self).__name__} has no state_dict(), so its evicted tokens cannot be saved")
         return None
 
-    def load_state(self, saved: SavedState | None, kind: StateKind) -> None:
+    def load_state(self, saved: StateDict | None, kind: StateKind) -> None:
         """Restore the state of another action, after `start`.
 
         Args:
-            saved: what `state_dict` returned. It comes from a file that anybody may have written, so check every value.
+            saved: what `state_dict` returned, see `tensors.saved`.
             kind: shapes and dtypes of keys and values.
 
         Raises:
-            ValueError: the state does not fit: a wrong shape, or an index out of range.
+            ValueError: the state does not fit: a wrong shape, or an index out of range that C or Triton would read.
         """
         if saved is not None:
-            raise ValueError(f"{saved.name}: a {type(self).__name__} has no load_state()")
+            raise ValueError(f"a {type(self).__name__} has no load_state()")
 
 
 class Disposal(Named, ABC):

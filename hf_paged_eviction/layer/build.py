@@ -13,7 +13,7 @@ from ..masks.padding import Padding
 from ..options.checked import CheckedOptions
 from ..precision.codec import Codec
 from ..table.budget import BlockBudget
-from .hybrid import HybridLayer, paged_part
+from .hybrid import HybridLayer
 from .memory_plan import MemoryPlan
 from .paged import PagedLayer
 from .parameters import Common, Place
@@ -78,12 +78,11 @@ class LayerBuilder:
             if index in budgets:
                 codecs = self._codecs(config, index, heads[index], turns.get(index))
                 place = Place(index, heads[index], rotaries.get(index), rerotations.get(index), codecs)
-                paged_layer = PagedLayer(budgets[index], common, place)
-                layers.append(paged_layer if layer is None else HybridLayer(paged_layer, layer))
+                parts = budgets[index], common, place
+                layers.append(PagedLayer(*parts) if layer is None else HybridLayer(*parts, layer.number_of_states))
             else:
                 layers.append(layer)
-        paged_layers = [part for part in map(paged_part, layers) if part is not None]
-        disposal.introduce([layer.action for layer in paged_layers])
+        disposal.introduce([layer.action for layer in layers if isinstance(layer, PagedLayer)])
         return layers
 
     def _rotaries(self, config: Any, paged: Sequence[int]) -> Mapping[int, Rotary | None]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..tensors.parts import persistent
-from ..tensors.saved import LONGEST, SavedState, StateDict
+from ..tensors.saved import StateDict
 
 #: What is known of a column of a row, uint8. Each state includes those below it; 0 = it came as a pad.
 #: It was a real token when it came; it has a position; no mask has hidden it; the cache was not told to forget it.
@@ -335,21 +335,11 @@ class Padding:
         facts = {name: getattr(self, name) for name in (*_FLAGS, "all_real_from")}
         return {"given": self.given, "columns": self._columns, **facts}
 
-    def load_state(self, saved: SavedState, rows: int) -> None:
-        """Restore the state of another batch.
-
-        Raises:
-            ValueError: the state does not fit.
-        """
-        for name, kind in (("given", torch.bool), ("columns", torch.uint8)):
-            if saved.has(name):
-                mask = saved.tensor(name, (None, None), kind, 0, _VISIBLE)
-                fits = len(mask) and rows % len(mask) == 0
-                saved.need(bool(fits), f"the {name} of the padding is {list(mask.shape)} for {rows} rows")
-                setattr(self, "given" if name == "given" else "_columns", mask)
-        for name in _FLAGS:
-            setattr(self, name, saved.flag(name))
-        self.all_real_from = saved.number("all_real_from", 0, LONGEST)
+    def load_state(self, saved: StateDict) -> None:
+        """Restore the state of another batch."""
+        self.given, self._columns = saved.get("given"), saved.get("columns")
+        for name in (*_FLAGS, "all_real_from"):
+            setattr(self, name, saved[name])
 
 
 def mask_of_slots(mask: Tensor | None, used: Tensor, overwrites: bool, offset: int, columns: int) -> Tensor:

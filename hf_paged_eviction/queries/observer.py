@@ -20,7 +20,7 @@ from ..store.columns import Columns, gather_slots
 from ..store.tensors import byte_count
 from ..tensors.parts import map_tensors
 from ..tensors.pieces import PIECE_BYTES
-from ..tensors.saved import LONGEST, SavedState, StateDict
+from ..tensors.saved import StateDict, restored
 
 
 @dataclass(frozen=True)
@@ -336,52 +336,27 @@ class Observer:
             "logits": self._logits,
         }
 
-    def load_state(self, saved: SavedState, kind: StateKind, rows: int, slots: int, seen: int) -> None:
+    def load_state(self, saved: StateDict, kind: StateKind, rows: int, slots: int) -> None:
         """Restore the state of another observer.
 
         Args:
-            kind: shapes and dtype of the layer's keys.
+            kind: shapes and device of the layer's keys.
             slots: number of slots of the layer.
-            seen: number of columns seen.
 
         Raises:
             ValueError: the state does not fit.
         """
-        self.start(rows, kind.heads, slots, saved.device)
-        self.columns.load_state(saved.part("tokens"), slots)
-        of_rows = saved.part("rows")
-        for name in set(of_rows.keys()) & set(self._needs.row_statistics):
-            self._rows[name] = of_rows.of_rows(name, rows)
-        count, none = saved.part("count"), self.count.until
-        bounds = {"until": seen, "since": seen, "passing": LONGEST}
-        self.count = QueryCount(**{name: count.like(name, none, 0, most) for name, most in bounds.items()})
-        self._longest = saved.number("longest", self.block_size, 2 * self.block_size)
-        saved.need(self._longest % self.block_size == 0, f"{self._longest} queries are kept at most")
-        if saved.has("logits"):
-            self._logits = Logits.load(saved.part("logits"))
-        saved.need(self._logits is not None or not saved.has("kept"), "its queries have no scale")
-        if saved.has("kept"):
-            queries = load_queries(saved, "kept", kind, rows, None, self.local_heads.latent)
-            self._kept = [*queries.split(1, dim=2)]
-            self._kept_real = [None] * len(self._kept)
-            if saved.has("kept_real"):
-                real = saved.tensor("kept_real", (rows, len(self._kept)), torch.bool)
-                self._kept_real = [*real.split(1, dim=1)]
+        self.start(rows, kind.heads, slots, kind.device)
+        self.columns.load_state(saved["tokens"], slots)
+        self._rows, self._longest = saved["rows"], saved["longest"]
+        self.count = restored(self.count, saved["count"])
+        self._logits = Logits(**saved["logits"]) if "logits" in saved else None
+        if "kept" in saved:
+            self._kept = [*saved["kept"].split(1, dim=2)]
+            real = saved.get("kept_real")
+            self._kept_real = [None] * len(self._kept) if real is None else [*real.split(1, dim=1)]
 
 
 def _no_queries(seen: Tensor) -> QueryCount:
     """The count after `seen` `[B]` real tokens, of which no query counts."""
     return QueryCount(seen, seen, torch.zeros_like(seen))
-
-
-def load_queries(saved: SavedState, key: str, kind: StateKind, rows: int, count: int | None, latent: bool) -> Tensor:
-    """Read stored queries `[rows, query_heads, count, dim]`. They are as wide as keys, unless keys are latents, and
-    have the dtype of keys or, under autocast, a narrower one.
-
-    Raises:
-        ValueError: shape or dtype does not fit.
-    """
-    queries = saved.tensor(key, (rows, None, count, None if latent else kind.key_width), None)
-    narrower = torch.promote_types(queries.dtype, kind.dtype) == kind.dtype
-    saved.need(narrower, f"a query is {queries.dtype}, and keys are {kind.dtype}")
-    return queries

@@ -3,10 +3,9 @@
 from torch import Tensor
 
 from ..attention.weights import Logits
-from ..store.arriving import StateKind
 from ..tensors.graphs import static_zeros
-from ..tensors.saved import SavedState, StateDict
-from .observer import Queries, load_queries
+from ..tensors.saved import StateDict
+from .observer import Queries
 
 
 class QueryRing:
@@ -52,14 +51,6 @@ class QueryRing:
         """The noted shape and dtype; None before `note`. Queries in the ring have been read, so they are not saved."""
         return None if self._example is None else {"example": self._example, "logits": self._logits}
 
-    def load_state(self, saved: SavedState, kind: StateKind, latent: bool) -> None:
-        """Restore the state of another ring.
-
-        Args:
-            kind: kind of the layer's keys; `latent`: keys are narrower than queries.
-
-        Raises:
-            ValueError: the state does not fit.
-        """
-        self._example = load_queries(saved, "example", kind, 1, 1, latent)
-        self._logits = Logits.load(saved.part("logits"))
+    def load_state(self, saved: StateDict) -> None:
+        """Restore the state of another ring."""
+        self._example, self._logits = saved["example"], Logits(**saved["logits"])

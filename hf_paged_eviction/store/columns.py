@@ -15,7 +15,7 @@ from torch import Tensor
 from ..attention.in_place import Reader
 from ..tensors.graphs import static
 from ..tensors.parts import map_tensors, tensors_of
-from ..tensors.saved import SavedState, StateDict
+from ..tensors.saved import StateDict, in_range, restored
 from .segments import Segments, States
 from .tensors import byte_count
 
@@ -121,7 +121,7 @@ class Columns:
     Attributes:
         tensors: the columns by name; none before the first tokens.
         layout: where slots lie; another object whenever `tensors` are replaced.
-        beside: a dataclass of further tensors, with rows in dimension 0, and `load_state`; None = there is none.
+        beside: a dataclass of further tensors, with rows in dimension 0; None = there is none.
         decoders: what decodes these tensors, by a number of the coder's; it may hold them, and not these columns.
         reader: attention to all slots of these tensors as they lie, see `in_place.Reader`; None = it was not made yet.
         fixed: tensors keep their addresses, for compiled steps.
@@ -280,20 +280,18 @@ class Columns:
         lengths = None if bounds is None else bounds[1].cpu()
         return {**self.layout.stored(self.tensors, held), "lengths": lengths, "beside": self.beside}
 
-    def load_state(self, saved: SavedState, held: int, beside: SavedState | None = None) -> None:
-        """Restore what `state_dict` of columns with these names, rows and sets returned; `beside`: its part "beside".
+    def load_state(self, saved: StateDict, held: int) -> None:
+        """Restore what `state_dict` of columns with these names, rows and sets returned.
 
         Raises:
             ValueError: the state does not fit.
         """
-        if saved.has("lengths"):
-            lengths = saved.checked("lengths", self.shape[:2], torch.int64, 1, held)
-            layout = Segments(lengths, saved.device, held)
+        if "lengths" in saved:
+            lengths = in_range("lengths", saved["lengths"], 1, held)
+            layout = Segments(lengths, lengths.device, held)
             self.use(self.like(self.tensors, 0, layout.total), layout, self.beside)
-        for name, part in self.layout.stored(self.tensors, held).items():
-            part.copy_(saved.checked(name, part.shape, part.dtype))
-        if beside is not None:
-            self.beside.load_state(beside, held)
+        for part, there in (dict(self.layout.stored(self.tensors, held)), saved), (self.beside, saved.get("beside")):
+            map_tensors(Tensor.copy_, part, restored(part, there))
 
 
 class _Decoders(dict[int, Any]):

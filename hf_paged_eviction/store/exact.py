@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ..tensors.parts import map_tensors, tensors_of
-from ..tensors.saved import LONGEST, SavedState
 from .columns import gather_slots, slot_index
 
 #: Slot of an empty place.
@@ -96,21 +95,6 @@ class Exact:
     def change(self, change: Callable[[Tensor], Tensor]) -> "Exact":
         """Apply a function to every tensor."""
         return map_tensors(change, self)
-
-    def load_state(self, saved: SavedState, held: int) -> None:
-        """Restore another object of these shapes, of a layer that holds so many tokens.
-
-        Raises:
-            ValueError: the state does not fit.
-        """
-        saved.number("newest", self.newest, self.newest)
-        ranges = {"slots": (EMPTY, held - 1), **dict.fromkeys(("count", "coded", "since"), (0, LONGEST))}
-        for name, part in vars(self).items():
-            if isinstance(part, Tensor):
-                part.copy_(saved.checked(name, part.shape, part.dtype, *ranges.get(name, ())))
-        saved.need((self.coded <= self.count).all(), "more tokens are encoded than came")
-        saved.need(self.means.isfinite().all(), "the mean of its keys is no number")
-        saved.need((self.sizes.isfinite() & (self.sizes > 0)).all(), "the sizes of its channels are none")
 
     def clear(self) -> None:
         """Forget all tokens."""

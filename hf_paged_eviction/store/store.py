@@ -9,11 +9,11 @@ from torch import Tensor
 
 from ..attention.in_place import carry
 from ..tensors.parts import split_rows, tensors_of
-from ..tensors.saved import SavedState, StateDict
+from ..tensors.saved import StateDict, in_range
 from .arriving import StateKind
 from .coders import BOTH, Coder, KeysValues, Plain, Visible
 from .columns import Columns, gather_slots, slot_index
-from .exact import Exact, Newest
+from .exact import EMPTY, Exact, Newest
 from .segments import Segments
 from .tensors import byte_count
 
@@ -404,51 +404,37 @@ class Store:
         """The state of the first `held` slots."""
         return {"slots": self.slots, "uncoded": self.uncoded, **self.columns.state_dict(held)}
 
-    def load_state(self, saved: SavedState, rows: int, held: int, most: int, size: int) -> StateKind:
+    def load_state(self, saved: StateDict, rows: int, held: int, most: int, device: torch.device) -> StateKind:
         """Restore the state of another store.
 
         Args:
             rows: number of rows.
             held: number of slots in use.
             most: largest number of slots.
-            size: block size.
 
         Returns:
             Shapes, dtype and device of keys and values.
 
         Raises:
-            ValueError: the state does not fit.
+            ValueError: the state does not fit, or an index is out of range.
         """
-        ragged, beside = saved.has("lengths"), saved.part("beside") if saved.has("beside") else None
-        fits = (beside is not None) == self.rounds
-        saved.need(fits, "its keys and values are as they came, and here they are in few bits, or the reverse")
-        keys, values = _like_saved(saved, beside)
-        fits = keys.shape[:2] == values.shape[:2] and keys.shape[0] == rows and keys.shape[1] > 0
-        saved.need(fits, f"keys {list(keys.shape)} and values {list(values.shape)} are not those of {rows} rows")
-        fits = keys.dtype == values.dtype and keys.dtype.is_floating_point
-        saved.need(fits, f"keys are {keys.dtype}, values {values.dtype}")
-        saved.need(
-            self.columns.ragged or not ragged, "its heads hold different numbers of tokens, and here they do not"
-        )
-        slots = saved.number("slots", held, held if ragged else most)
-        self.dtype, self.device = keys.dtype, saved.device
-        self.make(keys.to(saved.device), values.to(saved.device), 0 if ragged else slots)
-        self.uncoded, self.all_came = saved.number("uncoded", 0, size - 1 if self.rounds else 0), False
-        if saved.has("rerotated") and self.rerotation is not None:
+        lengths, exact = saved.get("lengths"), saved.get("beside")
+        states = [(saved if exact is None else exact)[name] for name in BOTH]
+        if lengths is not None and exact is None:  # [total, dim]
+            states = [part.new_empty(*lengths.shape, 0, part.shape[-1]) for part in states]
+        kind = StateKind.of(0, *(part[:, :, :0] for part in states))
+        if len(states[0]) != rows or (exact is not None) != self.rounds or not (lengths is None or self.columns.ragged):
+            raise ValueError("its keys and values are not those of such rows, bits and budgets")
+        if exact is not None:
+            in_range("slots", exact["slots"], EMPTY, held - 1)
+        self.dtype, self.device, self.all_came = kind.dtype, device, False
+        slots = 0 if lengths is not None else in_range("slots", saved["slots"], held, most)
+        self.make(states[0][:, :, :0], states[1][:, :, :0], slots)
+        self.uncoded = saved["uncoded"]
+        if "rerotated" in saved and self.rerotation is not None:
             self._add_rerotated()
-        self.columns.load_state(saved, held, beside)
-        return StateKind(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype, saved.device)
-
-
-def _like_saved(saved: SavedState, beside: SavedState | None) -> KeysValues:
-    """`[rows, kv_heads, 0, dim]`, keys and values like those of the file, without tokens."""
-    source, flat = beside or saved, beside is None and saved.has("lengths")
-    like = [source.peek(name, 2 if flat else 4) for name in ("keys", "values")]
-    saved.need(all(states.numel() for states in like), "it has no keys and values")
-    if flat:
-        sets = saved.peek("lengths", 2).shape
-        like = [states.new_empty(*sets, 0, states.shape[1]) for states in like]
-    return like[0][:, :, :0], like[1][:, :, :0]
+        self.columns.load_state(saved, held)
+        return kind
 
 
 def joined(parts: Sequence[Exact]) -> Exact:

@@ -10,9 +10,11 @@ from hf_paged_eviction.internals import (
     DisposalContext,
     EvictionAction,
     StateDict,
+    StateKind,
     map_tensors,
     mixes_heads,
     persistent,
+    restored,
 )
 
 S = TypeVar("S")
@@ -106,6 +108,12 @@ class StatefulAction(EvictionAction, Generic[S]):
     def state_dict(self) -> StateDict | None:
         """See `EvictionAction.state_dict`."""
         return dict(vars(self.state)) if self.any else None
+
+    def load_state(self, saved: StateDict | None, kind: StateKind) -> None:
+        """See `EvictionAction.load_state`."""
+        if saved is not None:
+            self.use(restored(self.state, saved))
+            self.any = True
 
 
 def state_bytes(state: object) -> int:

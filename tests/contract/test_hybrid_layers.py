@@ -1,7 +1,7 @@
 """Layers that hold a linear state next to keys and values: the state stays what it is, the rest is paged."""
 
 import copy
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ import modes
 from closeness import assert_close
 from evicting import exact
 from hf_paged_eviction import PagedEvictionCache, verify
+from hf_paged_eviction.layer.paged import PagedLayer
 from reference import Recorder, assert_exact
 
 pytestmark = [
@@ -101,8 +102,8 @@ def test_beams_move_both_halves(family: str, padded: bool) -> None:
 def test_a_state_left_behind_would_be_noticed(family: str) -> None:
     model = models.shared(family)
     cache = cache_of(model)
-    for index, paged in cache.paged_layers:
-        cache.layers[index].reorder_cache = paged.reorder_cache
+    for _, paged in cache.paged_layers:
+        paged.reorder_cache = partial(PagedLayer.batch_select_indices, paged)
     ids, mask = modes.batch("beam", padded=True)
     with Recorder(model, cache) as recorder:
         modes.run(model, cache, "beam", ids, mask)

@@ -10,7 +10,6 @@ from hf_paged_eviction.internals import (
     Extra,
     Held,
     Part,
-    SavedState,
     Site,
     StateDict,
     StateKind,
@@ -163,14 +162,7 @@ class DemoteAction(StatefulAction[Demoted]):
         """See `EvictionAction.state_dict`: channels are known before anything leaves."""
         return None if self._state is None else dict(vars(self._state))
 
-    def load_state(self, saved: SavedState | None, kind: StateKind) -> None:
+    def load_state(self, saved: StateDict | None, kind: StateKind) -> None:
         """See `EvictionAction.load_state`."""
-        if saved is None:
-            return
-        held = Demoted(**{name: saved.like(name, tensor) for name, tensor in vars(self.state).items()})
-        in_range = (held.positions >= -1) & (held.positions < 2**31 - 1)
-        saved.need(in_range.all(), "positions are out of range")
-        divided = (held.channels > 0) & held.channels.isfinite()
-        saved.need(divided.all(), "channels are divided by what is not positive")
-        self.use(held)
-        self.any = bool((held.positions >= 0).any())
+        super().load_state(saved, kind)
+        self.any = saved is not None and bool((self.state.positions >= 0).any())

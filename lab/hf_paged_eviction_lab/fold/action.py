@@ -1,11 +1,9 @@
 """The state of one layer, and how tokens get there."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
-from hf_paged_eviction.internals import AttentionCall, BlockTable, Extra, Held, SavedState, Site, StateKind
+from hf_paged_eviction.internals import AttentionCall, BlockTable, Extra, Held, Site, StateDict, StateKind
 
 from ..actions import StatefulAction
 from .kernels import Kernels, LayerKernels
@@ -81,16 +79,8 @@ class FoldAction(StatefulAction[FoldedState]):
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
-    def load_state(self, saved: SavedState | None, kind: StateKind) -> None:
+    def load_state(self, saved: StateDict | None, kind: StateKind) -> None:
         """See `EvictionAction.load_state`."""
-        if saved is None:
-            return
-        here = self.state
-        same = saved.value("kernels", str) == here.kernels
-        saved.need(same, "its tokens were folded with other kernels than those of this file name now")
-        values, mass = saved.like("values", here.values), saved.like("mass", here.mass)
-        finite = values.isfinite().all() & mass.isfinite().all()
-        saved.need(finite, "it holds something else than finite numbers")
-        saved.need((mass >= 0).all(), "a mass is negative")
-        self.any = True
-        self.use(replace(here, values=values, mass=mass))
+        if saved is not None and saved["kernels"] != self.state.kernels:
+            raise ValueError("its tokens were folded with other kernels than those of this file name now")
+        super().load_state(saved, kind)

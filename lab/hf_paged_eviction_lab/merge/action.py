@@ -11,9 +11,7 @@ from hf_paged_eviction.internals import (
     BlockTable,
     Extra,
     Held,
-    SavedState,
     Site,
-    StateKind,
     slot_index,
 )
 
@@ -181,19 +179,6 @@ class MergeAction(StatefulAction[Merged]):
         if not self.any:
             return None
         return Extra(bias=_padded(self.state.mass, call.queries.key.shape[2]).log()[:, :, None])
-
-    # ---- saving ---------------------------------------------------------------------------------------------------
-
-    def load_state(self, saved: SavedState | None, kind: StateKind) -> None:
-        """See `EvictionAction.load_state`."""
-        if saved is None:
-            return
-        held = Merged(**{name: saved.like(name, tensor) for name, tensor in vars(self.state).items()})
-        saved.need(((held.mass >= 1) & held.mass.isfinite()).all(), "a token weighs less than itself")
-        in_range = ((held.places >= -1) & (held.places < 2**31)).all() & ~(held.threshold.abs() > 1).any()
-        saved.need(in_range, "places or thresholds are out of range")
-        self.any = True
-        self.use(held)
 
 
 def _padded(mass: Tensor, tokens: int) -> Tensor:

@@ -6,18 +6,14 @@ import torch
 from torch import Tensor
 
 from hf_paged_eviction.internals import (
-    LONGEST,
-    BlockTable,
     Held,
     Part,
-    SavedState,
     StateDict,
-    StateKind,
     Store,
+    in_range,
     map_tensors,
 )
 
-from .frames import Frames
 from .host import HostBlocks
 from .summaries import Summaries
 
@@ -120,25 +116,13 @@ class Archive:
         states = {"states": self.host.first(blocks), **dict(zip(_VECTORS, vectors, strict=False))}
         return {**states, "stored": self.stored, "due": self.due, "wanted_at": self.wanted_at}
 
-    def load_state(self, saved: SavedState, table: BlockTable, kind: StateKind) -> None:
+    def load_state(self, saved: StateDict) -> None:
         """Restore the state of another archive.
 
         Raises:
-            ValueError: the state does not fit this layer.
+            ValueError: blocks are missing.
         """
-        size, of_heads = self._size, (table.rows, kind.heads)
-        states = saved.checked("states", (*of_heads, None, size, kind.key_width + kind.value_width), kind.dtype)
-        blocks, names = states.shape[2], _VECTORS[: len(self.summaries.vectors)]
-        self.host.fill(states)
-        self.summaries.fill([saved.tensor(name, (*of_heads, blocks, kind.key_width), kind.dtype) for name in names])
-        self.stored = stored = saved.like("stored", table.pads, 0, LONGEST)
-        saved.need(blocks == int(stored.max()), "its blocks are not counted")
-        frames = Frames.of(table)
-        saved.need((stored <= frames.count // size).all(), "more blocks are in host memory than came")
-        came = (stored >= (frames.count - 1) // size) | ~frames.away
-        saved.need(came.all(), "blocks are missing in host memory")
-        in_memory = frames.ids < stored[:, None, None]
-        saved.need(in_memory.all(), "blocks are in the slots that are not in host memory")
-        self.due = saved.like("due", table.pads, 0, LONGEST)
-        if saved.has("wanted_at"):
-            self.wanted_at = saved.tensor("wanted_at", frames.ids.shape, torch.int64, 0, LONGEST)
+        stored = in_range("stored", saved["stored"], 0, saved["states"].shape[2])
+        self.host.fill(saved["states"])
+        self.summaries.fill([saved[name] for name in _VECTORS[: len(self.summaries.vectors)]])
+        self.stored, self.due, self.wanted_at = stored, saved["due"], saved.get("wanted_at")

@@ -11,7 +11,6 @@ from torch import Tensor
 from hf_paged_eviction import Disposal, PagedEvictionCache
 from hf_paged_eviction.internals import (
     KEEP,
-    LONGEST,
     AttentionCall,
     BlockBudget,
     BlockTable,
@@ -19,7 +18,6 @@ from hf_paged_eviction.internals import (
     EvictionAction,
     Extra,
     Held,
-    SavedState,
     Site,
     StateDict,
     StateKind,
@@ -233,20 +231,12 @@ class RecallAction(EvictionAction):
         archive = {} if self.archive is None else self.archive.state_dict()
         return {**archive, "looked": self._looked, "resting": self._resting, "faults": self._faults}
 
-    def load_state(self, saved: SavedState | None, kind: StateKind) -> None:
+    def load_state(self, saved: StateDict | None, kind: StateKind) -> None:
         """See `EvictionAction.load_state`."""
-        table = self.table
-        shape = table.phase.full_at.shape  # [B, S]
-        if saved is not None and saved.has("states"):
-            self._begun(shape[1]).load_state(saved, table, kind)
-        elif bool((table.seen - table.pads > table.capacity).any()):
-            raise ValueError("recall: tokens were evicted, but nothing is in host memory")
-        if saved is None:
-            return
-        if saved.has("looked"):
-            self._looked = saved.tensor("looked", (*shape, None), torch.bool)
-        self._resting = saved.number("resting", 0, self.settings.every - 1)
-        self._faults = saved.number("faults", 0, LONGEST)
+        if saved is not None:
+            if "states" in saved:
+                self._begun(self.table.phase.full_at.shape[1]).load_state(saved)
+            self._looked, self._resting, self._faults = saved.get("looked"), saved["resting"], saved["faults"]
 
     # ---- to host memory -------------------------------------------------------------------------------------------
 
