@@ -61,20 +61,6 @@ def test_lines_that_coincide_can_all_be_seen() -> None:
     assert above.get_linewidth() == apart.get_linewidth()
 
 
-def test_panels_only_for_what_was_measured(tmp_path: Path) -> None:
-    rows = make_rows(["a"], [RECENT, FULL], lengths=[512])
-    for row in rows:
-        row["efficiency"] = {"batch_rows": 1, "kv_bytes": 2**20, "peak_bytes": None}
-        row["agreement"] = {"identical": 0.5, "kl": None}
-    drawn = {name: figure for name, _, figure in plots([run_of(tmp_path, rows)])}
-    assert list(drawn) == ["overview", "agreement", "efficiency_512"]
-    assert [axes.get_title() for axes in drawn["efficiency_512"].axes] == ["KV held (MiB per row)"]
-    assert drawn["efficiency_512"].axes[0].get_lines()[1].get_xydata().tolist() == [[64, 1.0]]
-    assert [axes.get_title() for axes in drawn["agreement"].axes] == ["identical tokens (%)"]
-    bare = run_of(tmp_path / "bare", make_rows(["a"], efficiency=None, agreement=None))
-    assert [name for name, *_ in plots([bare])] == ["overview"]
-
-
 def test_a_mean_over_fewer_tasks_is_not_drawn(tmp_path: Path) -> None:
     rows = make_rows(["a", "b"], [RECENT, FULL, ("keydiff", "64")], lengths=[512])
     rows = [row for row in rows if (row["task"], row["policy"]) != ("b", "keydiff")]

@@ -17,9 +17,9 @@ NAMES = [
 ]
 
 
-def shown(table: Table, width: int, *parts: Table) -> list[str]:
+def shown(table: Table, width: int) -> list[str]:
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    show(console, table, parts)
+    show(console, table)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 
@@ -39,10 +39,3 @@ def test_names_and_numbers_stay_whole(width: int, columns: int) -> None:
     words = text.split()
     for at in range(columns):
         assert words.count(f"{10 * at + 0.25:.2f}") == len(NAMES)
-
-
-def test_parts_stand_below_each_other_where_they_do_not_fit() -> None:
-    part = simple_table("part", ("policy", "256"), [(name, "1.00") for name in NAMES])
-    wide, narrow = shown(part, 120, part, part), shown(part, 60, part, part)
-    assert any(line.count(NAMES[0]) == 2 for line in wide)
-    assert not any(line.count(NAMES[0]) == 2 for line in narrow)
