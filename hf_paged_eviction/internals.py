@@ -8,6 +8,7 @@ rest.
 from .allocators import (
     BudgetAllocator,
     FixedAllocator,
+    LayerAllocator,
     Uniform,  # a policy name without an allocator
 )
 from .allocators.registry import ALLOCATORS  # which names stand before a file; what a plugin registers
@@ -54,7 +55,10 @@ from .learned.calibration import (
 )
 from .learned.lookup import profiles_of_shape  # if there is none, no weights have to be read
 from .masks.visible import visible, visible_one_behind_the_other
-from .naming.digests import file_digest  # rows carry the digest of what decides them
+from .naming.digests import (
+    content_digest,
+    file_digest,  # rows carry the digest of what decides them
+)
 from .naming.files import whole_file
 from .naming.fitted import FittedFiles, Tensors
 from .naming.sizes import parse_bytes
@@ -73,8 +77,8 @@ from .precision.base import Codecs, Precision
 from .precision.codec import BITS, LEVELS, Codec, Codes, check_bits, packed_width
 from .precision.few_bits import FewBits
 from .precision.in_codes import InCodes
-from .preparing.fitting import HELD_OUT, text_facts
-from .preparing.future import DISTANCE, overheard
+from .preparing.fitting import HELD_OUT, spearman, text_facts
+from .preparing.future import DISTANCE, Seen, overheard, usable, watch
 from .preparing.passages import documentation  # what is read to fit something
 from .queries.arguments import HARMLESS, check_understood  # arguments that may be left out
 from .queries.attention import (  # the attention implementation that shows queries
@@ -82,6 +86,7 @@ from .queries.attention import (  # the attention implementation that shows quer
     paged_eviction_attention,
     shown_queries,
 )
+from .queries.handover import KeyOwner, hand_over
 from .queries.hook import HookedCache, QueryHook  # queries of a model with a plain cache
 from .queries.observer import Observe, Observer, Queries, fold  # queries of one prefill for many caches
 from .ranking import DROP, KEEP, best_within, rank_keys
@@ -153,6 +158,8 @@ __all__ = [
     "Implementations",
     "InCodes",
     "Kept",
+    "KeyOwner",
+    "LayerAllocator",
     "Layout",
     "LiveRequest",
     "LocalHeads",
@@ -171,6 +178,7 @@ __all__ = [
     "Rotary",
     "RowStatistics",
     "Scorer",
+    "Seen",
     "Setup",
     "Shares",
     "Site",
@@ -193,6 +201,7 @@ __all__ = [
     "check_flag",
     "check_probed",
     "check_understood",
+    "content_digest",
     "documentation",
     "encode",
     "feed",
@@ -206,6 +215,7 @@ __all__ = [
     "gather_slots",
     "generate_settings",
     "grown",
+    "hand_over",
     "head_dim",
     "in_range",
     "in_words",
@@ -238,13 +248,16 @@ __all__ = [
     "shrink_layer",
     "slot_index",
     "spans_in",
+    "spearman",
     "text_facts",
     "trained_window",
     "typed_options",
     "unwrapped",
+    "usable",
     "using",
     "visible",
     "visible_one_behind_the_other",
+    "watch",
     "whole_file",
     "whole_number",
     "why_not_ours",

@@ -1,1 +1,1 @@
-"""`paged-eviction fit-basis` and `fit-fold`: commands of the harness, which finds them by entry points."""
+"""`paged-eviction fit-basis`, `fit-fold` and `fit-gate`: commands of the harness, which finds them by entry points."""
