@@ -94,10 +94,12 @@ class LayerAllocator(BudgetAllocator, ABC):
 
     Class attributes:
         token_statistics: names of the statistics that `observe` updates.
+        reads_weights: whether `observe` reads the weights of all tokens; it gets the queries in pieces then.
         once: True if the first prompt that overflows decides for the rest of the text; False if each one decides again.
     """
 
     token_statistics: ClassVar[tuple[str, ...]]
+    reads_weights: ClassVar[bool] = True
     once: ClassVar[bool] = False
 
     @property

@@ -6,7 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..attention.weights import Attention, far
+from ..attention.looked_at import looked_at
+from ..attention.weights import Attention
 from ..policies import Statistics
 from ..policies.checks import check_between, check_count, check_positive
 from .base import LayerAllocator
@@ -41,7 +42,8 @@ class FirstPrompt(LayerAllocator):
 
     per_head: ClassVar[bool] = True
     once: ClassVar[bool] = True
-    token_statistics: ClassVar[tuple[str, ...]] = ("largest",)
+    reads_weights: ClassVar[bool] = False
+    token_statistics: ClassVar[tuple[str, ...]] = ("looked_at",)
 
     threshold: float = 0.01
     power: float = 1.5
@@ -59,12 +61,11 @@ class FirstPrompt(LayerAllocator):
         return self.observed
 
     def observe(self, statistics: Statistics, attention: Attention) -> Statistics:
-        weights = far(attention, self.distance) * attention.counts[:, None, :, None]
-        return {"largest": torch.maximum(statistics["largest"], weights.amax(2))}
+        looked = looked_at(attention, self.threshold, self.distance)
+        return {"looked_at": torch.maximum(statistics["looked_at"], looked.float())}
 
     def preference(self, statistics: Statistics, positions: Tensor) -> Tensor:
-        looked_at = (statistics["largest"] >= self.threshold) & (positions >= 0)
-        return looked_at.sum(-1).float() + _AT_LEAST
+        return (statistics["looked_at"] * (positions >= 0)).sum(-1) + _AT_LEAST
 
     def weights(self, preferences: Tensor, budget: int) -> Tensor:
         return preferences.double() ** self.power

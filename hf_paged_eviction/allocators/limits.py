@@ -94,6 +94,7 @@ class Limits:
         queries: Queries,
         key_positions: Tensor,
         query_positions: Tensor,
+        all_real: bool,
     ) -> None:
         """Take the attention of a layer, before `settle`.
 
@@ -101,13 +102,22 @@ class Limits:
             local_heads: which of its heads this process holds.
             key_positions: `[B, kv_heads, tokens]`.
             query_positions: `[B, q]`.
+            all_real: see `fold`.
         """
         allocator, decided = self.allocator, self._decided
         if not isinstance(allocator, LayerAllocator):
             return
         start = dict.fromkeys(allocator.token_statistics, torch.zeros((), device=key_positions.device))
         statistics = fold(
-            allocator.observe, start, queries, key_positions, query_positions, allocator.window, local_heads
+            allocator.observe,
+            start,
+            queries,
+            key_positions,
+            query_positions,
+            allocator.window,
+            local_heads,
+            weights=allocator.reads_weights,
+            all_real=all_real,
         )
         statistics = {name: local_heads.gather(values) for name, values in statistics.items()}
         preference = allocator.preference(statistics, local_heads.gather(key_positions)).view(len(key_positions), -1)

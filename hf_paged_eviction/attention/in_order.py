@@ -45,8 +45,9 @@ class InOrder:
         grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
         return _FLASH is not None and fits and key.is_cpu and key.shape[-1] == value.shape[-1] and not grad
 
-    def read(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """`[rows, new, query_heads, dim]`."""
+    def read(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+        """The output `[rows, new, query_heads, dim]`, and the logarithms of the sums of exponentials of the logits,
+        `[rows, query_heads, new]` float32."""
         rows, heads, count, dim = query.shape
         sets, held = key.shape[1], self.held
         own = [states[:, :, held:].repeat_interleave(heads // sets, 1) for states in (key, value)]
@@ -62,10 +63,11 @@ class InOrder:
                 place = slice(row, row + 1), slice(head, head + 1)
                 states = (states[place][:, :, :length] for states in (key, value))
                 before[place], its[place] = _FLASH(packed[place], *states, scale=scaling)
-        share = (lse - its.reshape(rows, heads, count)).sigmoid()[..., None]
+        its = its.reshape(rows, heads, count)
+        share = (lse - its).sigmoid()[..., None]
         before = before.reshape(rows, heads, count, dim)
         joined = torch.lerp(before.float(), output.float(), share).to(query.dtype)
-        return joined.transpose(1, 2).contiguous()
+        return joined.transpose(1, 2).contiguous(), lse.logaddexp(its)
 
 
 def note(key: Tensor, order: InOrder) -> None:

@@ -37,6 +37,8 @@ class Attention:
         logits: scaling, soft-capping and sinks.
         local_heads: where the layer's other KV heads are, for `all_heads`.
         rotary: the layer's rotation, for policies that need it (`Needs.rotary`); None where the layer does not rotate.
+        lse: `[batch, query_heads, q]` float32, logarithm of the sum of exponentials of the logits of all that a query
+            sees, if attention has returned it; None = unknown.
     """
 
     queries: Tensor
@@ -46,6 +48,7 @@ class Attention:
     logits: Logits
     local_heads: LocalHeads = WHOLE
     rotary: Rotary | None = None
+    lse: Tensor | None = None
     # Computed on first access. (`cached_property` takes a lock, which `torch.compile` cannot trace.)
     _visible: Tensor | None = field(default=None, init=False, repr=False)
     _weights: Tensor | None = field(default=None, init=False, repr=False)

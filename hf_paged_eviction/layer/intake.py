@@ -245,7 +245,8 @@ def offer(state: LayerState) -> bool:
         return False
     recorder.prepare(table, count, pending.real)
     positions = table.positions_with(recorder.positions).expand(-1, pending.keys.shape[1], -1)
-    budget.table.attend(budget, state.scorer.local_heads, recorder.queries, positions, recorder.positions)
+    local_heads, all_real = state.scorer.local_heads, recorder.real is None
+    budget.table.attend(budget, local_heads, recorder.queries, positions, recorder.positions, all_real)
     if not overflows(state, count):
         return False
     if state.store.rounds:

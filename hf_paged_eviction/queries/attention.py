@@ -6,6 +6,7 @@ Registering the name changes nothing for models that do not use it.
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -134,7 +135,8 @@ def paged_eviction_attention(
     if not key.shape[2]:
         output = _read_in_place(module, owner, queries, mask, dropout)
     elif order is not None:
-        output = order.read(query, key, value, queries.logits.scaling)
+        output, lse = order.read(query, key, value, queries.logits.scaling)
+        queries = replace(queries, lse=lse)
     elif beside is not None:
         output = _joined(queries, Part(key, value, as_bias(mask, key)), beside, dropout)
     elif softcap is not None or s_aux is not None:

@@ -31,20 +31,24 @@ class Queries:
         query: `[batch, query_heads, q, dim]`.
         key: `[batch, kv_heads or query_heads, tokens, dim]`, the keys that they were compared with.
         logits: scaling, soft-capping and sinks.
+        lse: see `Attention`.
     """
 
     query: Tensor
     key: Tensor
     logits: Logits
+    lse: Tensor | None = None
 
     def first(self, count: int) -> "Queries":
         """The first `count` queries, and the tokens that the last of them could see."""
         beyond = self.query.shape[2] - count
-        return Queries(self.query[:, :, :count], self.key[:, :, : self.key.shape[2] - beyond], self.logits)
+        lse = None if self.lse is None else self.lse[:, :, :count]
+        return Queries(self.query[:, :, :count], self.key[:, :, : self.key.shape[2] - beyond], self.logits, lse)
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> "Queries":
         """The same with the rows indexed."""
-        return Queries(change(self.query), change(self.key), self.logits)
+        lse = None if self.lse is None else change(self.lse)
+        return Queries(change(self.query), change(self.key), self.logits, lse)
 
 
 #: `observe` of a policy or an allocator.
@@ -74,19 +78,22 @@ def fold(
         weights: whether `observe` reads attention weights; pieces are smaller then.
         all_real: whether all queries are known to count.
     """
-    query, key, positions = queries.query.detach(), queries.key.detach(), query_positions
+    query, key, positions, lse = queries.query.detach(), queries.key.detach(), query_positions, queries.lse
     if all_real and window is not None:
         query, positions = query[:, :, -window:], positions[:, -window:]
+        lse = None if lse is None else lse[:, :, -window:]
     elif window is not None and window < query.shape[2]:
         # The last real ones of each row; pads may stand behind them.
         order = torch.where(positions >= 0, torch.arange(positions.shape[1], device=positions.device), -1)
         chosen = order.topk(window, dim=-1).values.sort(dim=-1).values
         positions = positions.gather(-1, chosen.clamp_min(0)).masked_fill(chosen < 0, -1)
-        query = gather_slots(query, chosen.clamp_min(0)[:, None])
+        query, lse = gather_slots(query, chosen.clamp_min(0)[:, None]), None
     rows, heads, _, dim = query.shape
     size = max(1, PIECE_BYTES[query.device.type] // (4 * rows * heads * (key.shape[2] if weights else dim)))
-    for piece, at in zip(query.split(size, dim=2), positions.split(size, dim=1), strict=True):
-        seen = Attention(piece, key, at, key_positions, queries.logits, local_heads, rotary)
+    pieces = query.split(size, dim=2)
+    sums = [None] * len(pieces) if lse is None else lse.split(size, dim=2)
+    for piece, at, its in zip(pieces, positions.split(size, dim=1), sums, strict=True):
+        seen = Attention(piece, key, at, key_positions, queries.logits, local_heads, rotary, its)
         statistics = observe(statistics, seen)
     return statistics
 

@@ -50,9 +50,11 @@ def test_two_parts_are_one_softmax(lengths: list[int] | None, dtype: torch.dtype
         key[row, head, length:300] = value[row, head, length:300] = float("nan")
     query, key, value = (states.to(dtype) for states in (query, key, value))
     assert order.readable(query, key, value)
-    output = order.read(query, key, value, 0.3)
+    output, lse = order.read(query, key, value, 0.3)
     share = 1e-5 if dtype == torch.float32 else 2e-2
     assert_close(output.transpose(1, 2).double(), expected, share=share)
+    products = 0.3 * query.double() @ key.double().repeat_interleave(3, 1).mT
+    assert_close(lse.double(), products.masked_fill(~mask, float("-inf")).logsumexp(-1), share=1e-5)
 
 
 @there
