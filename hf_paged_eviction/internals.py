@@ -42,7 +42,6 @@ from .integration.models import (  # which attention a model may take
     paged_layers,
     why_not_ours,
 )
-from .integration.rotary import Rotary
 from .integration.weights import without_parallel  # verify takes wrapped models, as prepare does
 from .integration.window import trained_window  # a note where prompts are longer
 from .layer.overflow import shrink as shrink_layer  # evict what a smaller budget of one layer leaves no room for
@@ -66,12 +65,10 @@ from .naming.tensors import FileKind
 from .options.cache_options import read_bits, typed_options
 from .options.checked import first_tokens, reads_profile  # who gets --profile
 from .options.defaults import AUTO, NO_PROFILE, UNKNOWN_WEIGHTS, Default  # tables say what a default came to
-from .policies import QueryCount
 from .policies.base import Statistics  # what a policy makes of it
 from .policies.checks import check_between, check_flag
 from .policies.needs import Heads
 from .policies.registry import POLICIES  # as ALLOCATORS
-from .policies.scorer import Scorer
 from .precision import fused  # attention on codes in pages
 from .precision.base import Codecs, Precision
 from .precision.codec import BITS, LEVELS, Codec, Codes, check_bits, packed_width
@@ -89,7 +86,7 @@ from .queries.attention import (  # the attention implementation that shows quer
 from .queries.handover import KeyOwner, hand_over
 from .queries.hook import HookedCache, QueryHook  # queries of a model with a plain cache
 from .queries.observer import Observe, Observer, Queries, fold  # queries of one prefill for many caches
-from .ranking import DROP, KEEP, best_within, rank_keys
+from .ranking import DROP, KEEP, rank_keys
 from .recipes.probe import REPEAT, check_probed, feed_probe, probe_context  # kvzip within a batch
 from .requests.layout import Layout, Shares
 from .requests.live_request import LiveRequest, alone, log_failure
@@ -102,7 +99,7 @@ from .store.columns import Columns, gather_slots, slot_index
 from .store.exact import Exact, RowStatistics
 from .store.store import Store
 from .store.tensors import byte_count
-from .table.bounds import bounds_of, inside, spans_in
+from .table.bounds import spans_in
 from .table.budget import BlockBudget, whole_number
 from .table.spans import (
     Spans,  # what --protect comes to
@@ -111,158 +108,6 @@ from .table.spans import (
 from .table.table import BlockTable
 from .tensors.parts import map_tensors, persistent
 from .tensors.saved import StateDict, in_range, restored
-
-__all__ = [
-    "ALL",
-    "ALLOCATORS",
-    "ANSWERS_AS_TOKENS",
-    "AUTO",
-    "BITS",
-    "CACHE_ARGUMENT",
-    "CHANGES_PROMPT",
-    "DISPOSALS",
-    "DISTANCE",
-    "DROP",
-    "HARMLESS",
-    "HELD_OUT",
-    "KEEP",
-    "LEVELS",
-    "NO_PROFILE",
-    "PAGED_EVICTION",
-    "POLICIES",
-    "REPEAT",
-    "UNKNOWN_WEIGHTS",
-    "Attention",
-    "AttentionCall",
-    "BlockBudget",
-    "BlockTable",
-    "BudgetAllocator",
-    "Codec",
-    "Codecs",
-    "Codes",
-    "Columns",
-    "Default",
-    "DisposalContext",
-    "Drop",
-    "Entry",
-    "EvictionAction",
-    "Exact",
-    "Extra",
-    "FewBits",
-    "FileKind",
-    "FittedFiles",
-    "FixedAllocator",
-    "Heads",
-    "Held",
-    "HookedCache",
-    "Implementations",
-    "InCodes",
-    "Kept",
-    "KeyOwner",
-    "LayerAllocator",
-    "Layout",
-    "LiveRequest",
-    "LocalHeads",
-    "Logits",
-    "Observe",
-    "Observer",
-    "PagedLayer",
-    "Pages",
-    "Part",
-    "Precision",
-    "Queries",
-    "QueryCount",
-    "QueryHook",
-    "Read",
-    "RequestTable",
-    "Rotary",
-    "RowStatistics",
-    "Scorer",
-    "Seen",
-    "Setup",
-    "Shares",
-    "Site",
-    "Spans",
-    "StateDict",
-    "StateKind",
-    "Statistics",
-    "Step",
-    "Store",
-    "Tensors",
-    "Uniform",
-    "alone",
-    "best_within",
-    "bounds_of",
-    "byte_count",
-    "cache_argument",
-    "cache_kwargs",
-    "check_between",
-    "check_bits",
-    "check_flag",
-    "check_probed",
-    "check_understood",
-    "content_digest",
-    "documentation",
-    "encode",
-    "feed",
-    "feed_probe",
-    "file_digest",
-    "fingerprint",
-    "first_tokens",
-    "fold",
-    "forget_last_text",
-    "fused",
-    "gather_slots",
-    "generate_settings",
-    "grown",
-    "hand_over",
-    "head_dim",
-    "in_range",
-    "in_words",
-    "inside",
-    "is_latent_attention",
-    "join",
-    "log_failure",
-    "map_tensors",
-    "mixes_heads",
-    "model_fingerprint",
-    "moved_parts",
-    "overheard",
-    "packed_width",
-    "paged_eviction_attention",
-    "paged_layers",
-    "parse_bytes",
-    "persistent",
-    "probe_context",
-    "profiles_of_shape",
-    "rank_keys",
-    "read",
-    "read_bits",
-    "read_spans",
-    "reads_profile",
-    "refuse_other_model",
-    "register_disposal",
-    "restored",
-    "share_out",
-    "shown_queries",
-    "shrink_layer",
-    "slot_index",
-    "spans_in",
-    "spearman",
-    "text_facts",
-    "trained_window",
-    "typed_options",
-    "unwrapped",
-    "usable",
-    "using",
-    "visible",
-    "visible_one_behind_the_other",
-    "watch",
-    "whole_file",
-    "whole_number",
-    "why_not_ours",
-    "without_parallel",
-]
 
 #: Taken from where they stand: this module loads torch, and `--help`, `score` and `report` do without it.
 WITHOUT_TORCH = {

@@ -148,11 +148,10 @@ class Limits:
         for layer in self.layers:
             layer.mean, layer.now = replace(layer.mean, spans=spans), replace(layer.now, spans=spans)
 
-    def shrink(self, allocator: BudgetAllocator, mean: BlockBudget) -> None:
-        """Set another mean, and an allocator that differs if it is a list. The tables of the layers do not change
-        yet."""
-        self.allocator, self._asked, self.mean = allocator, mean, mean
-        for layer, budget in zip(self.layers, allocator.budgets(mean, len(self.layers)), strict=True):
+    def shrink(self, mean: BlockBudget) -> None:
+        """Set another mean. The tables of the layers do not change yet."""
+        self._asked, self.mean = mean, mean
+        for layer, budget in zip(self.layers, self.allocator.budgets(mean, len(self.layers)), strict=True):
             layer.give(budget)
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:

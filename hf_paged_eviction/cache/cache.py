@@ -527,7 +527,7 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
         options = self.check_shrink(budget)
         self._forwards.commit()
         self._options = options
-        self._limits.shrink(options.allocator, options.sizes)
+        self._limits.shrink(options.sizes)
         self._plan.divide()
         for layer in self._evicting:
             shrink(layer.state)
