@@ -158,14 +158,9 @@ def _made(layers: Tensors, metadata: dict[str, Any]) -> Calibration:
     if _KEPT in metadata:
         kept_shares = tuple(float(share) for share in json.loads(metadata[_KEPT]))
         shares = HeadShares(kept_shares, {index: parts[_SHARES] for index, parts in layers.items()})
-        wrong = [index for index, table in shares.layers.items() if table.shape[1] != scores[index].kv_heads]
-        if wrong:
-            raise ValueError(f"the shares of layer {wrong[0]} are those of another number of KV heads")
     if metadata.get("keys", _UNROTATED) != _UNROTATED:
         raise ValueError(f"its scores read keys that are {metadata['keys']!r}, and not {_UNROTATED!r}")
     measured = Measured.of(metadata[_MEASURED]) if _MEASURED in metadata else None
-    if measured is not None and shares is None and any(row.allocator != "uniform" for row in measured.rows):
-        raise ValueError("it was measured with shares of heads, and has none")
     return Calibration(
         scores, metadata["model"], metadata["facts"], metadata.get("keys") == _UNROTATED, shares, measured
     )
@@ -176,11 +171,7 @@ load_calibration = _FILES.load
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> None:
-    """Write a calibration; `load_calibration` reads it back bit by bit.
-
-    Raises:
-        ValueError, TypeError: its measurements could not be read back.
-    """
+    """Write a calibration; `load_calibration` reads it back bit by bit."""
     layers = {index: layer.tensors() for index, layer in calibration.layers.items()}
     more = {"keys": _UNROTATED} if calibration.unrotated else {}
     if calibration.shares is not None:
@@ -188,5 +179,4 @@ def save_calibration(calibration: Calibration, path: str | Path) -> None:
         layers = {index: {**parts, _SHARES: calibration.shares.layers[index]} for index, parts in layers.items()}
     if calibration.measured is not None:
         more[_MEASURED] = calibration.measured.text
-        Measured.of(more[_MEASURED])
     _FILES.save(path, layers, calibration.model, calibration.facts, **more)

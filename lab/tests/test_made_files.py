@@ -1,4 +1,4 @@
-"""Gates, kernels and bases as files: damaged, changed, or made to look right, they are refused by name."""
+"""Gates, kernels and bases as files: damaged or changed, they are refused by name."""
 
 from __future__ import annotations
 
@@ -37,8 +37,3 @@ def kind_of(name: str, folder: Path) -> tuple[Path, made_files.Load]:
 @pytest.mark.parametrize("name", KINDS)
 def test_every_flipped_bit_is_noticed(name: str, tmp_path: Path) -> None:
     made_files.flip_bits(*kind_of(name, tmp_path), tmp_path)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_made_to_look_right(name: str, tmp_path: Path) -> None:
-    made_files.make_look_right(*kind_of(name, tmp_path), tmp_path)

@@ -1,4 +1,4 @@
-"""Calibrations as files: damaged, changed, or made to look right, they are refused by name."""
+"""Calibrations as files: damaged or changed, they are refused by name."""
 
 import os
 from pathlib import Path
@@ -17,10 +17,6 @@ from hf_paged_eviction_eval import embedded
 
 def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
     made_files.flip_bits(embedded.calibration_path(), load_calibration, tmp_path)
-
-
-def test_made_to_look_right(tmp_path: Path) -> None:
-    made_files.make_look_right(embedded.calibration_path(), load_calibration, tmp_path)
 
 
 def test_files_of_before_are_refused(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ import models
 from hf_paged_eviction import PagedEvictionCache, Profile, ask, prepare, weights_digest
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.feeding import feed
-from hf_paged_eviction.learned import calibration as files
 from hf_paged_eviction.learned import lookup
 from hf_paged_eviction.learned.calibration import load_calibration, save_calibration
 from hf_paged_eviction.learned.lookup import profile_path
@@ -363,9 +362,6 @@ def test_bits_of_keys_and_of_values_are_kept() -> None:
     measured = Measured((*rows, replace(rows[0], policy=RANDOM, allocator="uniform")), "float32")
     assert Measured.of(measured.text) == measured
     assert rows[2].label == "tova@heads, (4, 2) bits"
-    for bits in ((4, 5), (4,), 16):
-        with pytest.raises(ValueError, match=re.escape(str(bits))):
-            Measured((replace(rows[0], bits=bits),), "float32")
 
 
 ROW = {
@@ -374,20 +370,13 @@ ROW = {
     "bits": None,
     "unit": "tokens",
     "share": 0.25,
-    "divergences": {"text": [1.0]},
+    "divergences": {"text": [1]},
 }
-BASELINE = ROW | {"policy": RANDOM, "allocator": "uniform"}
-WRONG: dict[str, list[Any]] = {
-    "policy": ["a", ["tova"], None, "calibrated:a/b", "calibrated:../../etc/passwd", "observed:x",
-               "hybrid(gate:a/b, tova)"],
-    "allocator": ["b", ["heads"], "heads:a/b", "heads(power=1e9)", "heads(power=-1)", "heads(file=x)"],
-    "bits": [7, "4", [4], [4, 5], True, 1.5],
-    "unit": ["bits", None, ["tokens"]],
-    "share": [0, 2, 1e-300, -0.5, "0.25", None, True, float("nan"), 10**400],
-    "divergences": [{}, [], None, {"text": []}, {"text": 1.0}, {"text": [None]}, {"text": ["1"]},
-                    {"text": [float("nan")]},
-                    {"text": [1e300]}, {"text": [-1.0]}, {"no such": [1.0]}, {"text": [True]}],
-}  # fmt: skip
+#: What would lead to other files, or to code of others.
+ELSEWHERE = [
+    *({"policy": policy} for policy in ("a", "calibrated:../../etc/passwd", "hybrid(gate:a/b, tova)")),
+    *({"allocator": allocator} for allocator in ("b", "heads:a/b", "heads(file=x)")),
+]
 
 
 def table(rows: Any, **other: Any) -> str:
@@ -395,44 +384,25 @@ def table(rows: Any, **other: Any) -> str:
 
 
 def test_rows_in_another_unit_are_no_profile() -> None:
-    assert Measured.of(table([ROW, BASELINE])).dtype == "float32"
-    for text in (json.dumps([ROW, BASELINE]), table([ROW, BASELINE], full_bits=32)):
+    assert Measured.of(table([ROW])).dtype == "float32"
+    for text in (json.dumps([ROW]), table([ROW], full_bits=32)):
         with pytest.raises(ValueError, match="16-bit keys and values"):
             Measured.of(text)
-    for dtype in ("float3", None, ["float32"]):
-        with pytest.raises((ValueError, TypeError), match="dtype"):
-            Measured.of(table([ROW, BASELINE], dtype=dtype))
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        *([ROW | {name: value}, BASELINE] for name, values in WRONG.items() for value in values),
-        *([ROW], [ROW, ROW, BASELINE], [BASELINE, BASELINE], [{}], {}, 5, [[]], [ROW | {"more": 1}]),
-    ],
-)
-def test_wrong_rows_are_no_profile(
-    rows: Any, prepared: Profile, pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("other", ELSEWHERE)
+def test_a_profile_leads_nowhere_else(
+    other: dict[str, str], prepared: Profile, pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither written nor read; a cache is made without it, and nothing is looked for on the Hub."""
-
-    class Written(Measured):
-        text = table(rows)  # type: ignore[assignment]
-
-    measured = Written((), "float32")
+    """Rows name what `prepare` tries; a cache is made without the others, and nothing is looked for on the Hub."""
     calibration, (model, _) = load_calibration(prepared.path), pair
-    wrong = replace(calibration, measured=measured)
+    wrong = replace(calibration, measured=Measured((Row(**{**ROW, **other}),), "float32"))
     file = profile_path(weights_digest(model))
     before = file.read_bytes()
-    with pytest.raises((ValueError, TypeError, KeyError, AttributeError)):
-        save_calibration(wrong, file)
-    assert file.read_bytes() == before
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: pytest.fail("asked the Hub"))
     monkeypatch.setattr(lookup, "_CHOSEN", ByObject())
     try:
-        with monkeypatch.context() as patch:
-            patch.setattr(files.Measured, "of", lambda text: measured)
-            save_calibration(wrong, file)
+        save_calibration(wrong, file)
         with pytest.raises(ValueError, match="Cannot use"):
             load_calibration(file)
         with pytest.warns(UserWarning, match="is skipped"):
