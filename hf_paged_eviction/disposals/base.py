@@ -5,7 +5,7 @@ size, `D` head size.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -71,13 +71,17 @@ class Site:
         local_heads: which of the layer's KV heads this process holds.
         sizes: budget and protected tokens; the budget may change.
         absolute_noise: as in `Needs`, of the policy.
+        layer_idx: index in the model.
+        previous: the action of the layer before, of those that evict; None = this is the first.
     """
 
     store: Store
     heads: Heads
     local_heads: LocalHeads
     sizes: BlockBudget
-    absolute_noise: bool = False
+    absolute_noise: bool
+    layer_idx: int
+    previous: "EvictionAction | None"
 
 
 @dataclass(frozen=True)
@@ -267,9 +271,6 @@ class Disposal(Named, ABC):
     @abstractmethod
     def action(self, site: Site) -> EvictionAction:
         """Make the action of one layer."""
-
-    def introduce(self, actions: Sequence[EvictionAction]) -> None:
-        """Called once with the actions of all layers, in the order of the layers."""
 
 
 @dataclass(frozen=True)

@@ -73,16 +73,16 @@ class LayerBuilder:
         rotaries = self._rotaries(config, paged)
         rerotations = rerotations_of(config, paged) if self._options.positions == "cache" else {}
         turns = {} if self._options.precision is None else known_rotaries(config, paged)
-        layers, heads = [], LocalHeads.of_layers(config, paged)
+        layers, heads, previous = [], LocalHeads.of_layers(config, paged), None
         for index, layer in enumerate(plan):
             if index in budgets:
                 codecs = self._codecs(config, index, heads[index], turns.get(index))
-                place = Place(index, heads[index], rotaries.get(index), rerotations.get(index), codecs)
+                place = Place(index, heads[index], rotaries.get(index), rerotations.get(index), codecs, previous)
                 parts = budgets[index], common, place
                 layers.append(PagedLayer(*parts) if layer is None else HybridLayer(*parts, layer.number_of_states))
+                previous = layers[-1].action
             else:
                 layers.append(layer)
-        disposal.introduce([layer.action for layer in layers if isinstance(layer, PagedLayer)])
         return layers
 
     def _rotaries(self, config: Any, paged: Sequence[int]) -> Mapping[int, Rotary | None]:

@@ -98,7 +98,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         policy, heads, needs = common.policy, place.local_heads, common.policy.needs
         self._asks = needs.queries
         store = _store(budget, common, place)
-        action = common.disposal.action(Site(store, common.heads, heads, budget, needs.absolute_noise))
+        facts = needs.absolute_noise, place.layer_idx, place.previous
+        action = common.disposal.action(Site(store, common.heads, heads, budget, *facts))
         if action.acts or action.reads:
             _check_disposal(common.disposal, store.rounds, common.static)
         self.layer_idx, self.masks_itself, self.reads = place.layer_idx, common.masks_itself, action.reads

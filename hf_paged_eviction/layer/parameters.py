@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from ..allocators.limits import Limits
-from ..disposals import Disposal, Drop
+from ..disposals import Disposal, Drop, EvictionAction
 from ..integration.heads import WHOLE, LocalHeads
 from ..integration.rotary import Rotary
 from ..masks.padding import Padding
@@ -50,6 +50,7 @@ class Place:
         rerotation: closes the gaps that eviction leaves, see `table.gaps`; None = keys keep their positions in the
             text.
         codecs: codecs of keys and of values, for `bits=`.
+        previous: see `Site`.
     """
 
     layer_idx: int = 0
@@ -57,3 +58,4 @@ class Place:
     rotary: Rotary | None = None
     rerotation: Rotary | None = None
     codecs: tuple[Codec, Codec] | None = None
+    previous: EvictionAction | None = None

@@ -13,19 +13,23 @@ from .state import FoldedState, read_state
 class FoldAction(StatefulAction[FoldedState]):
     """Adds every token that leaves to sums of constant size, which every later query reads.
 
-    Attributes:
-        layer_idx: index of the layer in the model; None until `Fold.introduce` has told.
-
     Args:
         kernels: of the model.
         site: the layer.
+
+    Raises:
+        ValueError: there are no kernels for this layer.
     """
 
     reads = True
 
     def __init__(self, kernels: Kernels, site: Site) -> None:
         self.kernels, self.site = kernels, site
-        self.layer_idx: int | None = None
+        if site.layer_idx not in kernels.layers:
+            raise ValueError(
+                f"These kernels were fitted to the layers {sorted(kernels.layers)}, and this model evicts in layer "
+                f"{site.layer_idx}. Fit some to this model with `{kernels.command}`."
+            )
         self._maps: LayerKernels | None = None
 
     # ---- life -----------------------------------------------------------------------------------------------------
@@ -45,13 +49,11 @@ class FoldAction(StatefulAction[FoldedState]):
 
     def _placed(self, heads: int, dim: int, device: torch.device) -> LayerKernels:
         """The maps of the heads that are here, where their keys are."""
-        if self.layer_idx is None:
-            raise RuntimeError("fold: this layer is not part of a cache, so its kernels are not known.")
-        whole = self.kernels.layers[self.layer_idx]
+        whole = self.kernels.layers[self.site.layer_idx]
         first = self.site.local_heads.first_head(heads)
         if first + heads > whole.kv_heads or dim != whole.key_dim:
             raise ValueError(
-                f"These kernels were fitted to a layer {self.layer_idx} with {whole.kv_heads} KV heads of "
+                f"These kernels were fitted to a layer {self.site.layer_idx} with {whole.kv_heads} KV heads of "
                 f"{whole.key_dim} dimensions; this one has {first + heads} or more of {dim}."
             )
         return whole.of_heads(first, heads).to(device)

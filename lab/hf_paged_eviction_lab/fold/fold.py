@@ -1,6 +1,5 @@
 """The choice to fold what leaves into a state of constant size."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -61,21 +60,6 @@ class Fold(Disposal):
     def action(self, site: Site) -> EvictionAction:
         """See `Disposal.action`."""
         return FoldAction(self.kernels, site)
-
-    def introduce(self, actions: Sequence[EvictionAction]) -> None:
-        """See `Disposal.introduce`.
-
-        Raises:
-            ValueError: the kernels are those of another number of layers.
-        """
-        ours = [action for action in actions if isinstance(action, FoldAction)]
-        if len(ours) != len(self.kernels.layers):
-            raise ValueError(
-                f"These kernels were fitted to {len(self.kernels.layers)} layers that evict, and this model has "
-                f"{len(ours)}. Fit some to this model with `paged-eviction fit-fold`."
-            )
-        for index, action in zip(sorted(self.kernels.layers), ours, strict=True):
-            action.layer_idx = index
 
     def check(self, context: DisposalContext) -> None:
         """See `Disposal.check`."""

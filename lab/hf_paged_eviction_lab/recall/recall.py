@@ -1,6 +1,6 @@
 """Recall: evicted blocks go to host memory and come back when a query needs them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
 from typing import ClassVar, Literal
@@ -100,12 +100,6 @@ class Recall(Disposal):
         """See `Disposal.action`."""
         return RecallAction(self, site)
 
-    def introduce(self, actions: Sequence[EvictionAction]) -> None:
-        """See `Disposal.introduce`."""
-        ours = [action for action in actions if isinstance(action, RecallAction)]
-        for at, action in enumerate(ours):
-            action.leader = ours[at - at % self.layers] if at % self.layers else None
-
     def check(self, context: DisposalContext) -> None:
         """See `Disposal.check`."""
         long = {"memory": "summaries grow with the text, however long it may become. Use recall(length=TOKENS)"}
@@ -166,7 +160,11 @@ class RecallAction(EvictionAction):
 
     def __init__(self, settings: Recall, site: Site) -> None:
         self.settings, self.site = settings, site
+        before = site.previous
+        self._turn: int = (before._turn + 1) % settings.layers if isinstance(before, RecallAction) else 0
         self.leader: RecallAction | None = None
+        if isinstance(before, RecallAction) and self._turn:
+            self.leader = before.leader or before
         self.start(None)
 
     def start(self, table: BlockTable | None) -> None:
