@@ -59,12 +59,6 @@ class Frames:
         recent = self.count[:, None, None] // sizes.block_size - sizes.recent_blocks
         return (self.ids < 0) | protected_blocks(table, self.ids.clamp_min(0)) | (self.ids >= recent)
 
-    def order(self, ranks: Tensor) -> Tensor:
-        """Sort the frames by rank `[B, S, F]`, then by block."""
-        by_block = self.ids.argsort(dim=-1, stable=True)
-        going = by_block.gather(-1, ranks.gather(-1, by_block).argsort(dim=-1, stable=True))
-        return going.argsort(dim=-1)
-
 
 def align(table: BlockTable) -> None:
     """Let blocks begin at positions that are multiples of `P`; full rows continue inside their last block."""

@@ -26,6 +26,7 @@ from hf_paged_eviction.internals import (
 )
 
 from ..actions import refuse
+from ..replacement.base import order
 from .archive import ROUND, Archive
 from .frames import Frames, Swap, align, protected_blocks
 from .host import Stage, places_of
@@ -269,9 +270,9 @@ class RecallAction(EvictionAction):
         table = self.table
         frames = Frames.of(table)
         wanted_at = None if self.archive is None else self.archive.wanted_at
-        ranks = (frames.ids if wanted_at is None else frames.order(wanted_at)).float()
-        logical, order = ranks.repeat_interleave(table.block_size, dim=-1), table.phase.order
-        return logical if order is None else torch.empty_like(logical).scatter(-1, order, logical)
+        ranks = (frames.ids if wanted_at is None else order(wanted_at, frames.ids)).float()
+        logical, slots = ranks.repeat_interleave(table.block_size, dim=-1), table.phase.order
+        return logical if slots is None else torch.empty_like(logical).scatter(-1, slots, logical)
 
     def _best_blocks(self, tokens: Held, capacity: int) -> Tensor:
         """Indices `[B, S, C]` of the tokens that stay: whole blocks by their mean score. They are what single tokens
@@ -290,10 +291,10 @@ class RecallAction(EvictionAction):
         keys = rank_keys(means, blocks * size, whole, self.site.absolute_noise)
         newest = (positions.amax(-1, keepdim=True) + 1) // size  # the block that is being filled
         stays = protected_blocks(table, blocks) | (blocks >= newest - sizes.recent_blocks)
-        order = keys.masked_fill(stays, KEEP).argsort(dim=-1, stable=True).argsort(dim=-1)
-        order = order.masked_fill(blocks >= newest, 2 * blocks.shape[-1])
+        ranks = keys.masked_fill(stays, KEEP).argsort(dim=-1, stable=True).argsort(dim=-1)
+        ranks = ranks.masked_fill(blocks >= newest, 2 * blocks.shape[-1])
         # Of the last block, only the end stays.
-        rank = (order.gather(-1, block) * size + place).masked_fill(~real, -1)
+        rank = (ranks.gather(-1, block) * size + place).masked_fill(~real, -1)
         kept_indices = rank.topk(capacity, dim=-1).indices
         block, place, held = (of_token.gather(-1, kept_indices) for of_token in (block, place, positions))
         tokens_left = torch.zeros_like(keys).scatter_add(-1, block, (held >= 0).long()).gather(-1, block)
@@ -341,7 +342,7 @@ class RecallAction(EvictionAction):
             fetched = archive.host.parts(self.stage.take(archive.host, places))
             self._faults += len(places)
             free = (frames.ids >= 0) & ~wanted & ~frames.pinned(self.site.sizes, table)
-            going = frames.order(archive.wanted_at).masked_fill(~free, KEEP).argsort(dim=-1)
+            going = order(archive.wanted_at, frames.ids).masked_fill(~free, KEEP).argsort(dim=-1)
             first, make_room = (~missing).long().argsort(dim=-1, stable=True), going[..., : missing.shape[-1]]
             coming = missing.gather(-1, first)
             swap = Swap(choice.ids.gather(-1, first), make_room, coming, bool(flags[2]))
