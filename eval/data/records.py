@@ -17,7 +17,7 @@ from .sources import Source
 Record = dict[str, Any]
 Located = tuple[str, Any]
 """Where a value stands, in words, and the value."""
-_BOM, _GZIP = b"\xef\xbb\xbf", b"\x1f\x8b"
+_BOM = b"\xef\xbb\xbf"
 
 
 class Kind(NamedTuple):
@@ -80,7 +80,6 @@ def parse(source: Source) -> Iterator[Located]:
     if not content.strip():
         raise UserError(f"{name} is empty")
     if name.endswith(".json"):
-        refuse_gzip(name, content)
         values = _json(content, name)
         if not isinstance(values, list):
             raise UserError(f"{name}: not a list of records")
@@ -99,22 +98,10 @@ def json_lines(name: str, lines: Iterable[bytes]) -> Iterator[Located]:
         UserError: a line is not JSON in UTF-8.
     """
     for number, line in enumerate(lines, 1):
-        if number == 1:
-            refuse_gzip(name, line)
-            line = line.removeprefix(_BOM)
+        line = line.removeprefix(_BOM) if number == 1 else line
         if line.strip():
             where = f"{name}, line {number}"
             yield where, _json(line, where)
-
-
-def refuse_gzip(name: str, content: bytes) -> None:
-    """Refuse a file by its beginning.
-
-    Raises:
-        UserError: it is gzipped.
-    """
-    if content.startswith(_GZIP):
-        raise UserError(f"{name} is gzipped; unpack it first (gunzip)")
 
 
 def _unzipped(source: Source) -> bytes:
@@ -127,12 +114,8 @@ def _unzipped(source: Source) -> bytes:
 def _json(content: bytes, where: str) -> Any:
     try:
         return json.loads(content.decode())
-    except UnicodeDecodeError as error:
-        raise UserError(f"{where}: not UTF-8 ({error.reason} at byte {error.start}); save the file as UTF-8") from error
-    except RecursionError as error:
-        raise UserError(f"{where}: not a record (nested too deep)") from error
-    except ValueError as error:
-        raise UserError(f"{where}: not JSON ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not JSON in UTF-8 ({error})") from error
 
 
 def _csv(name: str, content: bytes) -> list[Record]:

@@ -13,8 +13,6 @@ from ..errors import UserError, reason
 from ..hub import is_offline, require_network
 
 _ARCHIVE = "data.zip"
-#: Files that are a dataset each, and what reads them.
-READERS = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".arrow": "arrow"}
 #: Before the name of a dataset that is given in place of a file.
 DATASETS = "datasets:"
 
@@ -75,8 +73,8 @@ def zip_source(path: Path, filenames: Sequence[str]) -> Source:
 
 
 class DatasetPlace(NamedTuple):
-    """Name (an id on the Hub, a folder or a file), configuration (None: it has one only), split (None: a usual one, or
-    the only one) and revision (None is the newest) of a dataset."""
+    """Name (an id on the Hub, or a folder), configuration (None: it has one only), split (None: a usual one, or the
+    only one) and revision (None is the newest) of a dataset."""
 
     name: str
     config: str | None
@@ -88,27 +86,21 @@ def place_of_dataset(spec: str, revision: str | None = None) -> DatasetPlace:
     """What `ID`, `ID:CONFIG` or `ID:CONFIG:SPLIT` (`ID::SPLIT` where there is one configuration only) names.
 
     Args:
-        spec: the id is a name on the Hub, perhaps with @REVISION, or a path, which may hold colons itself.
+        spec: the id is a name on the Hub, perhaps with @REVISION, or a folder.
         revision: of an option of its own.
 
     Raises:
         UserError: it is written otherwise, or there are two revisions.
     """
-    words = spec.split(":")
-    at = next((end for end in range(len(words), 0, -1) if _exists(":".join(words[:end]))), 1)
-    name, rest = ":".join(words[:at]).strip(), [word.strip() or None for word in words[at:]]
-    here = _exists(name)
+    name, *rest = (word.strip() for word in spec.split(":"))
+    here = bool(name) and Path(name).exists()
     if not name or len(rest) > 2 or ("," in name and not here):
         raise UserError(f"dataset {spec!r}: write ID, ID:CONFIG or ID:CONFIG:SPLIT")
     name, _, own = (name, "", "") if here else name.partition("@")
     if own and revision and own != revision:
         raise UserError(f"dataset {spec!r}: it names the revision {own}, and --dataset-revision {revision}: give one")
-    config, split = [*rest, None, None][:2]
+    config, split = [*(word or None for word in rest), None, None][:2]
     return DatasetPlace(name, config, split, own or revision)
-
-
-def _exists(path: str) -> bool:
-    return bool(path) and Path(path).exists()
 
 
 def own_dataset(path: Path) -> DatasetPlace | None:
@@ -121,7 +113,7 @@ def dataset_split(place: DatasetPlace, usual: Sequence[str], stream: bool = Fals
     """The rows of one split of a dataset that the user named, and what it is called. No code of it is ever run.
 
     Args:
-        place: a file is Parquet, CSV or Arrow.
+        place: of the dataset.
         usual: if no split is named: the first of these that the dataset has, or its only one.
         stream: do not wait for all rows.
 
@@ -130,18 +122,17 @@ def dataset_split(place: DatasetPlace, usual: Sequence[str], stream: bool = Fals
     """
     name, config, split, revision = place
     path = Path(name)
+    if path.is_file():
+        raise UserError(f"{name} is a file, and a dataset is a folder or a name on the Hub: give the file itself")
     if not (path.exists() or is_offline()):
         require_network(f"the dataset {name}", "give a local folder, JSON lines, Parquet or CSV")
     import datasets
 
     what = f"{name!r}, configuration {config!r}" if config else repr(name)
     try:
-        if path.is_file():
-            splits = datasets.load_dataset(READERS.get(path.suffix, "json"), data_files=name, streaming=stream)
-        else:
-            # What is in the cache of the Hub's datasets is whole already, and cannot be streamed.
-            stream = stream and (path.exists() or not is_offline())
-            splits = datasets.load_dataset(name, config, revision=revision, streaming=stream)
+        # What is in the cache of the Hub's datasets is whole already, and cannot be streamed.
+        stream = stream and (path.exists() or not is_offline())
+        splits = datasets.load_dataset(name, config, revision=revision, streaming=stream)
     except Exception as error:  # whatever its reader for this kind of file raises
         # The second sentence names the configurations that there are.
         raise UserError(f"cannot load the dataset {what} (--dataset): {reason(error, sentences=2)}") from error

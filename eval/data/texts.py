@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -12,7 +11,7 @@ from typing import Any
 from ..errors import UserError
 from ..options.files import read_text
 from .records import json_lines
-from .sources import READERS, dataset_split, place_of_dataset
+from .sources import dataset_split, place_of_dataset
 
 #: Fields of a JSON-lines record or columns of a dataset that hold its text, the first one found counts.
 FIELDS = ("context", "text")
@@ -74,7 +73,7 @@ def read_dataset(spec: str, revision: str | None = None) -> Iterator[Text]:
     """The documents of a dataset, row by row, without waiting for the rest of it. No code of it is ever run.
 
     Args:
-        spec: see `place_of_dataset`; a file may be JSON lines, plain text, Parquet, CSV or Arrow.
+        spec: see `place_of_dataset`.
         revision: of the Hub; None is the newest.
 
     Raises:
@@ -82,12 +81,6 @@ def read_dataset(spec: str, revision: str | None = None) -> Iterator[Text]:
             column `context` or `text` with a text.
     """
     place = place_of_dataset(spec, revision)
-    path = Path(place.name)
-    if path.is_file() and (place.config or place.split):
-        raise UserError(f"--dataset {spec}: the file {path} has no configurations or splits")
-    if path.is_file() and path.suffix not in READERS:
-        yield from _read_file(path)
-        return
     rows, split = dataset_split(place, SPLITS, stream=True)
     number = 0
     try:
@@ -97,6 +90,4 @@ def read_dataset(spec: str, revision: str | None = None) -> Iterator[Text]:
     except UserError:
         raise
     except Exception as error:  # whatever its reader for this kind of file raises
-        for file in sorted(path.rglob("*.jsonl")):
-            deque(_read_file(file), maxlen=0)  # says in which line
         raise UserError(f"--dataset {spec}: cannot read what comes after row {number}: {error}") from error
