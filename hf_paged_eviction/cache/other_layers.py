@@ -55,7 +55,7 @@ def load_other(saved: StateDict, layer: Any, device: torch.device, static: bool)
         raise ValueError("it has a {} of {} where a {} of {} belongs".format(*there, *here))
     for name, value in attributes.items():
         if isinstance(value, str) and value.startswith("torch."):
-            value = device if value == _DEVICE else torch.empty(0, dtype=getattr(torch, value[6:])).dtype
+            value = device if value == _DEVICE else torch.empty(0, dtype=getattr(torch, value[6:]), device=device).dtype
         new = restored(getattr(layer, name, None), value, name)
         setattr(layer, name, new)
         for tensor in tensors_of(new) if static else []:
