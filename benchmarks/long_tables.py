@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
 from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
@@ -76,7 +77,8 @@ def lines(rows: list[Row], kinds: list[str]) -> Iterator[list[str]]:
     """A line of cells for each cache."""
     caches = list(dict.fromkeys((row["cache"], row["share"]) for row in rows))
     order = [*TITLES]
-    caches.sort(key=lambda one: (order.index(one[0]) if one[0] in order else len(order) - 2.5, one[0]))
+    places = {name: order.index(name) if name in order else order.index("unprepared") + 0.5 for name, _ in caches}
+    caches.sort(key=lambda one: (places[one[0]], one[0], -Fraction(one[1] or 1)))
     full = {row["document"]: row["nats"] for row in rows if row["cache"] == "full" and row["kind"] == "text"}
     for name, part in caches:
         own = [row for row in rows if (row["cache"], row["share"]) == (name, part)]

@@ -19,19 +19,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from real_rows import (
-    EIGHTH,
-    KEPT,
-    LENGTHS,
-    QUARTER,
-    SUITES,
-    TOKENS,
-    UNPREPARED,
-    Row,
-    changed,
-    protocol,
-    read_kept,
-)
+from real_rows import EIGHTH, KEPT, QUARTER, Row, changed, protocol, read_kept
 
 from hf_paged_eviction_eval.store.checks import row_key
 from hf_paged_eviction_eval.store.results import ROWS, read_folder
@@ -39,7 +27,6 @@ from hf_paged_eviction_eval.store.results import ROWS, read_folder
 ROOT = Path("results/real_models")
 FORCED = "--agreement --teacher-forced"
 OTHERS = "auto@uniform,paged_eviction,keydiff,random,recency,streaming_llm,snapkv,tova,expected_attention"
-FEW = f"auto,{OTHERS}"
 #: Every policy of the library that needs no file.
 EVERY = "auto,auto@uniform,all"
 #: Every allocator, around a policy of its paper where it has one, and around the same policy.
@@ -49,8 +36,6 @@ APART = (
     "paged_eviction,keydiff,key_norm,value_norm,lagkv,leverage,snapkv,h2o,expected_attention,r_kv,sage_kv,cake,"
     "scissorhands,lazy_eviction,roco,lru,random,tova"
 )
-#: Scores of 2026, around what they stand beside.
-NEWEST = "auto,tova,vase(tova),vase(snapkv)"
 #: Which the model answers in 60 % of the cases; of the last two no prompt was looked at when the default was chosen.
 NEEDLES = (
     "passkey,ruler_niah_single_1,ruler_niah_single_2,ruler_niah_multikey_1,ruler_niah_single_3,ruler_niah_multikey_2"
@@ -59,27 +44,12 @@ NEEDLES = (
 BASE = ("gemma3",)
 QUESTION = {"unknown": "--question-agnostic", "known": "--question-aware"}
 _TEXTS, _NEEDLES = "--text {texts} --length 1024 --agreement --chunk", f"--tasks {NEEDLES} {FORCED}"
-_LONG = "--task-file {summaries} --max-new-tokens 256 --metric rouge"
-_BESIDE = "compactor,h2o,cake@cake,snapkv@ada_kv,keydiff@ada_kv,snapkv@pyramid"
-_RECORDS = "--tasks all21 --data-dir {data} --max-length 2048"
 #: Options of `paged-eviction eval` by table: policies, budgets beside the full one, and others; a ? stands for whether
-#: the question is known. {texts} and {summaries} are files that are made, {data} is --data.
+#: the question is known. {texts} are files that are made.
 _RUNS = f"""
 text | {EVERY} | 25% | {_TEXTS} 64
-newest_text | {NEWEST} | 12.5%,25% | {_TEXTS} 64
 heads_text | paged_eviction,leverage,sage_kv,snapkv,keydiff | 25% | {_TEXTS} 64 --heads separate
-text_auto | auto | 6%,12.5%,25%,50% | {_TEXTS} 64
-text_sizes | {FEW} | 12.5%,25%,50% | {_TEXTS} 64
-tokens | {FEW} | 25% | {_TEXTS} 1
-longbench | auto,tova,snapkv,random | 25% | {_RECORDS}
-longbench_forced | {FEW} | 12.5%,25% | {_RECORDS} {FORCED}
-long | auto,tova,vase(tova),snapkv,vase(snapkv),paged_eviction,random | 12.5%,25% | {_LONG}
-prepared_? | auto | {EIGHTH},{QUARTER} | {_NEEDLES}
-without_? | {UNPREPARED} | {QUARTER} | {_NEEDLES} --sink-tokens 4 --recent-tokens 56
-prepared_text | auto | 12.5%,25% | {_TEXTS} 64
-without_text | {UNPREPARED} | 25% | {_TEXTS} 64 --sink-tokens 4 --recent-tokens 64
 needles_? | {OTHERS},compactor | {EIGHTH},{QUARTER} | {_NEEDLES}
-newest_? | {NEWEST} | {EIGHTH},{QUARTER} | {_NEEDLES}
 auto_? | auto | 56,{EIGHTH},{QUARTER},448 | {_NEEDLES}
 every_? | {EVERY},{ALLOCATORS} | 56,{EIGHTH},{QUARTER},448 | {_NEEDLES}
 heads_? | {APART} | {EIGHTH},{QUARTER} | {_NEEDLES} --heads separate
@@ -88,12 +58,6 @@ heads_? | {APART} | {EIGHTH},{QUARTER} | {_NEEDLES} --heads separate
 
 def _tables() -> dict[str, str]:
     lines = [line.split(" | ") for line in _RUNS.strip().splitlines()]
-    for bits, budgets in TOKENS.items():
-        few = f" --bits {bits}" if bits < 16 else ""
-        lines.append([f"bits{bits}_?", "auto,tova", ",".join(budgets), _NEEDLES + few])
-    for length in LENGTHS:
-        ruler = f"--tasks ruler --length {length} {FORCED}"
-        lines.append([f"ruler{length}_?", f"{FEW},{_BESIDE}", "6%,12.5%,25%,50%", ruler])
     return {
         name.replace("?", side): f"{more} {flag} --policies {policies} --budgets {budgets},full"
         for name, policies, budgets, more in lines
@@ -127,23 +91,6 @@ def write_texts(folder: Path, count: int = 8, prose: Path | None = None) -> list
     return files
 
 
-def write_summaries(folder: Path, data: Path, characters: int = 4400) -> Path:
-    """A task of long answers: the first 800 to 1,000 tokens of LongBench's reports and news, to be summed up."""
-    kinds = ("report", "gov_report"), ("news", "multi_news")
-    files = [(kind, (data / f"{name}.jsonl").read_text("utf-8").splitlines()) for kind, name in kinds]
-    records = []
-    for at in range(min(len(lines) for _, lines in files)):
-        for kind, lines in files:
-            record = json.loads(lines[at])
-            question = f"Write a long summary of this {kind}, in your own words."
-            context = record["context"][:characters].rsplit(maxsplit=1)[0]
-            records.append({"context": context, "question": question, "answers": record["answers"]})
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "summaries.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
-    return path
-
-
 def _contexts(records: Path) -> list[str]:
     lines = records.read_text("utf-8").splitlines()
     return list(dict.fromkeys(json.loads(line)["context"][2000:22000] for line in lines))
@@ -151,13 +98,9 @@ def _contexts(records: Path) -> list[str]:
 
 def run(options: argparse.Namespace) -> None:
     """One table, as far as it is missing."""
-    values = {"data": str(options.data or "")}
+    values = {}
     if "{texts}" in TABLES[options.table]:
         values["texts"] = " ".join(map(str, write_texts(ROOT / "texts", prose=options.data)))
-    if "{summaries}" in TABLES[options.table]:
-        if options.data is None:
-            raise SystemExit("--data FOLDER: the texts to sum up are LongBench's")
-        values["summaries"] = str(write_summaries(ROOT / "texts", options.data))
     command = ["-m", "hf_paged_eviction_eval", "eval", "--model", options.model, "--workers", str(options.workers)]
     own = TABLES[options.table].format(**values).split()
     for name in {word for word in options.more if word.startswith("--")} & set(own):
@@ -165,7 +108,7 @@ def run(options: argparse.Namespace) -> None:
         flag = all(word.startswith("--") for word in own[at + 1 : at + 2])
         del own[at : at + (1 if flag else 2)]
     command += own
-    if options.name in BASE and FORCED in TABLES[options.table] and "{data}" not in TABLES[options.table]:
+    if options.name in BASE and FORCED in TABLES[options.table]:
         command.append("--stop-when-right")
     if options.limit is not None:
         command += ["--limit", str(options.limit)]
@@ -183,12 +126,9 @@ def keep() -> None:
     """
     for folder in sorted({path.parent for path in ROOT.glob(f"*/*/{ROWS}")}):
         stored, meta, _ = read_folder(folder, row_key)
-        own = not meta["settings"].get("teacher_forced")
-        rows = [_short(row, own) for row in stored.values()]
+        rows = [_short(row) for row in stored.values()]
         facts = {name: meta[name] for name in ("versions", "hardware") if name in meta}
         facts["protocol"] = protocol(folder.parent.name, meta)
-        if (table := folder.name) in SUITES:
-            facts["protocol"]["suite"] = table
         target = KEPT / f"{folder.parent.name}_{folder.name}.jsonl.gz"
         target.parent.mkdir(exist_ok=True)
         facts["protocol"], rows = _beside_kept(target, facts["protocol"], rows)
@@ -209,16 +149,13 @@ def _beside_kept(target: Path, terms: Row, rows: list[Row]) -> tuple[Row, list[R
     return (terms, rows) if other or not before else (before | terms, list(newest.values()))
 
 
-def _short(row: Row, own: bool) -> Row:
-    """What the tables need of a row; `own`: every cache gave its own answer."""
+def _short(row: Row) -> Row:
+    """What the tables need of a row."""
     names = ("policy", "budget", "budget_tokens", "block_size")
     if "text" in row:
         row = row | {"text": Path(row["text"]).name}
         return {name: row[name] for name in (*names, "text", "tokens", "loss", "count", "kl")}
-    columns = {name: row[name] for name in (*names, "task", "length", "id", "prompt_tokens", "score", "agreement")}
-    took = row.get("efficiency", {}).get("kv_bytes")
-    course = {name: row[name] for name in ("new_tokens", "ended", "repeated")} if own else {}
-    return columns | course | ({"kv_bytes": took} if took else {})
+    return {name: row[name] for name in (*names, "task", "length", "id", "prompt_tokens", "score", "agreement")}
 
 
 def main() -> None:
@@ -228,7 +165,7 @@ def main() -> None:
     running.add_argument("table", choices=TABLES)
     running.add_argument("--model", required=True, help="as of paged-eviction eval")
     running.add_argument("--name", required=True, help="what the rows call it")
-    running.add_argument("--data", type=Path, help="folder of LongBench records, for longbench and for prose")
+    running.add_argument("--data", type=Path, help="folder of LongBench records, for texts of prose")
     running.add_argument("--limit", type=int)
     running.add_argument("--workers", type=int, default=2)
     commands.add_parser("keep")

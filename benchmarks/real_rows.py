@@ -14,32 +14,12 @@ from statistics import fmean, stdev
 from typing import Any
 
 from common import RESULTS
-from pandas import DataFrame, MultiIndex, Series, concat
+from pandas import DataFrame, MultiIndex, Series
 
 KEPT = RESULTS / "real_models"
 Row = dict[str, Any]
 #: Tokens of a needle's prompt of about 890 that are an eighth and a quarter.
 EIGHTH, QUARTER = "112", "224"
-#: What `auto` is without a profile, with a quarter of the budget for the newest tokens.
-UNPREPARED = "hybrid(keydiff,expected_attention)@first_prompt"
-#: By bits of a number, the tokens that are held of needles' prompts. Runs ask for these.
-TOKENS = {
-    16: ("56", "112", "224"),
-    8: ("64", "160", "368"),
-    4: ("112", "192", "320", "560", "720"),
-    2: ("208", "560", "1024"),
-}
-#: Tokens of RULER's prompts, and by table what its column is called. Their rows have a protocol of their own, since the
-#: settings of some are those of the needles.
-LENGTHS = (1024, 2048, 4096, 8000)
-SUITES = {
-    "long": "long answers",
-    "longbench": "LongBench, own answers",
-    "longbench_forced": "LongBench",
-    **{f"ruler{n}_{side}": f"RULER {round(n / 1024)}k, {side}" for n in LENGTHS for side in ("unknown", "known")},
-}
-#: Below this mean score of the full cache a task says nothing of caches.
-_ABLE = 0.6
 #: Settings that change no number, or that the rows tell by themselves.
 _PASSED_OVER = frozenset(
     "agreement allow_pickle attn_implementation batch_size budgets data_dir device device_map files haystack "
@@ -71,9 +51,7 @@ def as_frame(rows: Iterable[Row]) -> DataFrame:
     return frame if len(frame) else DataFrame(columns=[*_COLUMNS, "question", "prompt"])
 
 
-_COLUMNS = (
-    "policy budget task text score kl loss new_tokens ended repeated kv_bytes budget_tokens prompt_tokens".split()
-)
+_COLUMNS = "policy budget task text score kl loss".split()
 
 
 def _row_facts(row: Row) -> dict[str, Any]:
@@ -118,24 +96,7 @@ def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return sorted(key for key in apart if before.get(key) != now.get(key))
 
 
-def tables(folder: Path = KEPT) -> list[tuple[dict[str, Any], DataFrame]]:
-    """Each protocol, and the rows that were measured under it; those of which nobody knows it are left out."""
-    groups: dict[str, list[DataFrame]] = {}
-    for path in sorted(folder.glob("*.jsonl.gz")):
-        facts, rows = read_kept(path)
-        if terms := facts.get("protocol"):
-            groups.setdefault(json.dumps(without_defaults(terms), sort_keys=True), []).append(as_frame(rows))
-    return [(json.loads(terms), once(concat(frames))) for terms, frames in groups.items()]
-
-
 # ---- which rows -----------------------------------------------------------------------------------------------------
-
-
-def once(frame: DataFrame) -> DataFrame:
-    """Of rows of the same question, policy and budget the last one, where the first was."""
-    by = ["question", "policy", "budget"]
-    first = frame.drop_duplicates(by)[by]
-    return first.merge(frame.drop_duplicates(by, keep="last"), on=by)
 
 
 def finished(frame: DataFrame, among: Collection[Any] | None = None) -> DataFrame:
@@ -166,12 +127,6 @@ def less(frame: DataFrame, column: str) -> Series:
     return frame["question"].map(full(frame).set_index("question")[column]) - frame[column]
 
 
-def able(frame: DataFrame) -> DataFrame:
-    """Rows of tasks that the model can do."""
-    scores = full(frame).groupby("task")["score"].mean()
-    return frame[frame["task"].isin(scores.index[scores >= _ABLE])]
-
-
 def answered(frame: DataFrame) -> DataFrame:
     """Rows of the prompts that the full cache answers."""
     return frame[frame["prompt"].isin(full(frame).query("score == 1")["prompt"])]
@@ -192,10 +147,3 @@ def percent(values: Series) -> str:
     right, count = float(values.sum()), len(values)
     likely = (right + 1) / (count + 2)
     return f"{100 * right / count:.0f} ± {100 * sqrt(likely * (1 - likely) / count):.0f}"
-
-
-def scored(group: DataFrame) -> str:
-    """Score in percent: as a share that is right, where nothing is half right."""
-    if group.empty:
-        return ""
-    return percent(group["score"]) if group["score"].isin([0, 1]).all() else cell(100 * group["score"])

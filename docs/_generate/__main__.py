@@ -45,6 +45,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "endless-text": measured.endless_text,
     "front": front.front,
     "lazy-reuse": measured.lazy_reuse,
+    "long-answers": long_pages.long_answers,
     "long-front": long_pages.front,
     "long-rows": long_pages.long_rows,
     "memory": memory_tables.memory,

@@ -20,7 +20,6 @@ _SHOWN = (
 _ASKED = {
     "one fact, asked after compression: right, %": ("later", False),
     "asked in the prompt": ("before", False),
-    "one of twelve, after compression": ("twelve", None),
 }
 
 

@@ -1,39 +1,83 @@
-"""Long texts that are read in chunks and asked: the rows of `benchmarks/long_rows.py`."""
+"""Long texts that are read in chunks and asked: the rows of `benchmarks/long_rows.py` and `long_kvpress.py`."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any
 
+import memory_tables
 from long_reader import FILE, read_rows
-from long_tables import cells, tables
-from memory_tables import MODELS
+from long_tables import FEWEST, KINDS, able, answers, cells, lines, tables
+from writing import table
 
-#: The cell of which the README has a sentence: model, length, tokens read at once; and its caches.
-_CELL = ("smollm2", 2048, 512)
-_SHOWN = (("prepared", "1/8"), ("keydiff", "1/4"))
+#: Models, as their rows call them, and as the pages do; the README shows the first one that has a cell.
+_MODELS = {
+    "qwen": memory_tables.MODELS["qwen-coder-0.5b"],
+    "smollm2": memory_tables.MODELS["smollm2"],
+    "qwen-1.5b": memory_tables.MODELS["qwen-coder-1.5b"],
+}
+#: Tokens that are read at once in the README's table, and its kinds of questions.
+_CHUNK, _ASKED = 512, ("one", "hop")
+Row = dict[str, Any]
 
 
 @cache
-def _rows() -> tuple[dict[str, Any], ...]:
+def _rows() -> tuple[Row, ...]:
     return tuple(read_rows(FILE))
 
 
 def long_rows(_: str) -> str:
     """A table for each model, length and way of reading."""
-    return tables(_rows(), MODELS)
+    return tables(_rows(), _MODELS)
+
+
+def long_answers(_: str) -> str:
+    """A table for each model and length of which there are long answers; "" = none was measured."""
+    made = answers(_rows(), _MODELS)
+    return (
+        made
+        and "How far predictions are from the full cache's, in nats, and how many first choices are the same, "
+        f"while the full cache's own answer is read one token at a time:\n\n{made}"
+    )
 
 
 def front(_: str) -> str:
-    """The sentence of the README."""
-    rows = [row for row in cells(_rows())[_CELL] if row["kind"] == "one"]
-    right = {}
-    for name, share in (("full", ""), *_SHOWN):
-        own = [row["right"] for row in rows if (row["cache"], row["share"]) == (name, share)]
-        right[name] = f"{sum(own)} of {len(own)}"
-    documents = len({row["document"] for row in rows})
+    """The table of the README: the longest texts of one model of which there are enough documents."""
+    model, length, rows = _longest()
+    kinds = [kind for kind in able(rows) if kind in _ASKED]
+    header = ("cache", "memory", *(KINDS[kind] for kind in kinds), "text: nats lost")
+    body = [[*line[:2], *line[3 : 3 + len(kinds)], line[4 + len(kinds)]] for line in lines(rows, kinds)]
+    documents = sorted({len(own) for own in _documents(rows).values() if len(own) >= FEWEST})
+    counted = " to ".join(str(number) for number in dict.fromkeys((documents[0], documents[-1])))
     return (
-        f"**Longer, read in chunks** of {_CELL[2]}: of single facts in {documents} documents of {_CELL[1]:,} tokens, "
-        f"the full cache answers {right['full']}, an eighth of the memory after `prepare` {right['prepared']}, and "
-        f"`keydiff` at a quarter {right['keydiff']} ([first rows](docs/real_models.md#long-texts-read-in-chunks))."
+        f"**Longer, read in chunks** of {_CHUNK}: {_MODELS[model]}, {counted} documents of {length:,} tokens, right of "
+        "the questions that the full cache answers ([all kinds, lengths and models]"
+        f"(docs/real_models.md#long-texts-read-in-chunks)).\n\n{table(header, body)}"
     )
+
+
+def _longest() -> tuple[str, int, list[Row]]:
+    """Model, length and rows of the README."""
+    for model in _MODELS:
+        lengths = {
+            length: rows
+            for (name, length, chunk), rows in cells(_rows()).items()
+            if (name, chunk) == (model, _CHUNK) and _is_enough(rows)
+        }
+        if lengths:
+            return model, max(lengths), lengths[max(lengths)]
+    raise ValueError(f"{FILE} has no {FEWEST} documents that the full and a prepared cache have read in chunks")
+
+
+def _is_enough(rows: list[Row]) -> bool:
+    read = _documents(rows)
+    return all(any(len(own) >= FEWEST for name, own in read.items() if name[0] == one) for one in ("full", "prepared"))
+
+
+def _documents(rows: list[Row]) -> dict[tuple[str, str], set[int]]:
+    """Documents that each cache has read."""
+    read: dict[tuple[str, str], set[int]] = {}
+    for row in rows:
+        if row["kind"] == "read":
+            read.setdefault((row["cache"], row["share"]), set()).add(row["document"])
+    return read

@@ -72,36 +72,9 @@ def _needles(name: str, protocol: str) -> DataFrame:
     return frame[frame["prompt"].isin(same) & (frame["budget"] == QUARTER)]
 
 
-def course(name: str, run: str) -> str:
-    """Score, length, end and repetition of answers, and what a modifier around a policy takes of its repetition."""
-    frame = finished(load(name, run))
-    frame = frame[frame["policy"].isin(["full", *shipped(frame["policy"])])]
-    if frame.empty:
-        return "No rows."
-    groups, taken = dict(list(frame.groupby(["policy", "budget"], sort=False))), []
-    for (policy, budget), group in groups.items():
-        inner = policy.removesuffix(")").partition("(")[2]
-        if (inner, budget) in groups:
-            plain = group["question"].map(groups[inner, budget].set_index("question")["repeated"])
-            taken.append(f"`{policy}` than `{inner}` at {budget}: {cell(100 * (plain - group['repeated']))}")
-    ends = f"\n\nLess repeated, %: {'; '.join(taken)}." if taken else ""
-    return f"n = {frame['question'].nunique()}:\n\n{course_table(frame)}{ends}"
-
-
-def course_table(frame: DataFrame) -> str:
-    """Score, length, end and repetition of answers, and the two differences to the full cache's that are paired."""
-    frame = frame.assign(less=100 * less(frame, "score"), more=-100 * less(frame, "repeated"))
-    ordered, lines = concat([full(frame), frame[frame["policy"] != "full"]]), []
-    for (policy, budget), group in ordered.groupby(["policy", "budget"], sort=False):
-        tokens, repeated = cell(group["new_tokens"]), cell(100 * group["repeated"])
-        paired = ("", "", "") if policy == "full" else (budget, cell(group["less"]), cell(group["more"]))
-        score, ended = cell(100 * group["score"]), percent(group["ended"])
-        lines.append((f"`{policy}`", paired[0], score, paired[1], tokens, ended, repeated, paired[2]))
-    return table(("policy", "budget", "score", "less", "tokens", "ended, %", "repeated, %", "more"), lines)
-
-
 def heads_apart(name: str) -> str:
-    """What it changes that each KV head evicts its own tokens: divergence in needles and texts, paired by question."""
+    """What it changes that each KV head evicts its own tokens: divergence in needles and texts, paired by question; of
+    policies that are better than `random`."""
     parts, by = [], ["policy", "question"]
     for title, runs, size in (
         ("unknown", ("needles_unknown", "every_unknown"), QUARTER),
@@ -114,7 +87,8 @@ def heads_apart(name: str) -> str:
         pairs = apart[apart["budget"] == size].merge(together, on=by, suffixes=("", "_together"))
         most = pairs.groupby("policy").size().max()
         groups = dict(list(pairs.groupby("policy")))
-        cells = {f"`{policy}`": _pair(groups[policy], most) for policy in shipped(groups)}
+        better = [policy for policy in shipped(groups) if policy in better_than_random()]
+        cells = {f"`{policy}`": _pair(groups[policy], most) for policy in better}
         columns = [f"{title}: together", "apart", f"more (n = {most})"]
         parts.append(DataFrame.from_dict(cells, orient="index", columns=columns))
     lines = concat(parts, axis=1).fillna("").sort_index(key=lambda names: names.str.strip("`"))
@@ -151,7 +125,6 @@ def better_than_random() -> frozenset[str]:
 _TABLES: dict[str, tuple[Any, ...]] = {
     "front": (front_table, "smollm2"),
     "gemma-front": (front_table, "gemma3"),
-    "long": (course, "smollm2", "long"),
     "heads": (heads_apart, "smollm2"),
 }
 

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
@@ -75,3 +76,38 @@ def test_numbers_of_the_picture_and_of_the_text_are_those_of_the_table(generate:
     assert f"memory, and {answers['after `prepare`, 1/8']} of 100 answers" in readme
     after, without = (answers[f"{cache} `prepare`, 1/16"] for cache in ("after", "without"))
     assert f"at a sixteenth {after} % of the answers against {without} %" in " ".join(readme.split())
+
+
+def _long_rows(model: str, length: int, documents: int, answered: bool = True) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [{"kind": "run"}]
+    for document in range(documents):
+        key = {"model": model, "length": length, "chunk": 512, "document": document}
+        for cache, share in (("keydiff", "1/4"), ("prepared", "1/8"), ("prepared", "1/4"), ("full", "")):
+            own = {**key, "cache": cache, "share": share}
+            rows += [{**own, "kind": kind, "question": 0, "right": answered} for kind in ("one", "hop", "of12")]
+            rows += [{**own, "kind": "text", "nats": 2.0 + document}]
+            rows += [{**own, "kind": "read", "seconds": 1.0, "peak": 2**20, "bytes": 2**20}]
+    return rows
+
+
+def test_the_long_table_of_the_readme_is_of_the_longest_texts_that_are_enough(
+    generate: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = generate.long_pages
+    rows = _long_rows("smollm2", 4096, 9) + _long_rows("qwen", 2048, 6) + _long_rows("qwen", 7680, 3)
+    monkeypatch.setattr(pages, "_rows", lambda: tuple(rows))
+    text = pages.front("")
+    assert "Qwen2.5-Coder-0.5B-Instruct, 6 documents of 2,048 tokens" in text
+    lines = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    assert lines[0][2:] == ["one fact", "two hops", "text: nats lost |"]
+    assert [" ".join(line[:2]) for line in lines[2:]] == [
+        "| full cache 1",
+        "| after `prepare` 1/4",
+        "| after `prepare` 1/8",
+        "| `keydiff` 1/4",
+    ]
+    rows += _long_rows("qwen", 7680, 4)  # a document that was measured twice counts once
+    assert "4 documents of 7,680 tokens" in pages.front("")
+    rows[:] = _long_rows("qwen", 7680, 3)
+    with pytest.raises(ValueError, match="4 documents"):
+        pages.front("")
