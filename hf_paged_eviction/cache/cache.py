@@ -774,8 +774,9 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
             held = f"{stats.mean_held:.1f} on average and {stats.largest_held} in the largest layer"
         rows = layer.table.rows if stats.evicted_tokens else 1
         precision = self._options.precision
+        profile = "" if self.profile is None else f"profile={self.profile}, "
         return (
-            f"{type(self).__name__}(policy={layer.policy.label}, allocator={self.allocator.label}, "
+            f"{type(self).__name__}(policy={layer.policy.label}, allocator={self.allocator.label}, {profile}"
             f"bits={None if precision is None else precision.label}, heads={layer.heads}, "
             f"budget={budget} in blocks of {sizes.block_size}, layers={len(paged)} paged + "
             f"{len(self.layers) - len(paged)} other, seen={stats.seen}, held={held}, "

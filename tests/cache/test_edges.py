@@ -216,6 +216,16 @@ def test_files_that_are_no_calibration(
         load_calibration(path)
 
 
+def test_a_cache_names_its_profile_once(calibration_file: Path) -> None:
+    from hf_paged_eviction_eval import embedded
+
+    model, _ = embedded.load()
+    policy = "hybrid(calibrated, keydiff)"
+    cache = PagedEvictionCache(model.config, budget=64, policy=policy, profile=str(calibration_file))
+    assert repr(cache).count(calibration_file.name) == 1
+    assert "profile=" not in repr(make(policy=policy.replace("calibrated", "value_norm")))
+
+
 def test_latents_cannot_be_calibrated() -> None:
     with pytest.raises(ValueError, match="latents instead"):
         fit(models.shared("deepseek_v3"), [torch.zeros(1, 300, dtype=torch.int64)] * 2)
