@@ -4,6 +4,8 @@ The best tokens stay; the action of the layer handles the others. Single tokens 
 and positions are `[B, S, tokens]`, positions -1 for pads.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -61,7 +63,8 @@ def offer(state: LayerState, pending: Pending, score: bool) -> None:
         shown = None if state.store.turns else pending.shown
         full_k, full_v = shown or with_new(state.store.read(held), pending.keys, pending.values)
         scores = of_overflow(state, full_k, full_v, positions, pending.count)
-        recorder.queries = None
+        # As large as all that is held: the layers that wait do not keep so much, but put it together again.
+        recorder.queries, state.pending = None, replace(pending, shown=None)
     state.offered = Offered(positions[:, 0].amax(-1) + 1, scores)
 
 
