@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import LinearAttentionLayer
 
 from ..cache import PagedEvictionCache
 from ..integration.feeding import feed
@@ -101,20 +102,29 @@ def feed_probe(model: Any, cache: PagedEvictionCache, ids: Tensor, mask: Tensor 
     """
     layers, paged = list(cache.layers), [layer for _, layer in cache.paged_layers]
     recording = [layer.record_past for layer in paged]
+    linear = [_linear_state(layer) for layer in paged]
     with cache.forward_aside():
         try:
-            # What comes waits in the paged layers for `crop`, and goes with the copies of the others.
+            # What comes waits in the paged layers for `crop`, and goes with copies of linear states and other layers.
             cache.layers[:] = copy.deepcopy(layers, {id(layer): layer for layer in paged})
-            for layer in paged:
+            for layer, state in zip(paged, linear, strict=True):
+                layer.__dict__.update(copy.deepcopy(state))
                 layer.activate_past_recording()
             feed(model, ids, mask, cache)
             for layer in paged:
                 _observe_waiting(layer)
-                layer.crop(-ids.shape[1])
+                PagedLayer.crop(layer, -ids.shape[1])  # not of a linear state
         finally:
-            for layer, before in zip(paged, recording, strict=True):
+            for layer, before, state in zip(paged, recording, linear, strict=True):
                 layer.record_past = before
+                layer.__dict__.update(state)
             cache.layers[:] = layers
+
+
+def _linear_state(layer: PagedLayer) -> dict[str, Any]:
+    """The attributes of the linear state that is beside a layer's keys and values; empty if there is none."""
+    names = vars(LinearAttentionLayer()) if isinstance(layer, LinearAttentionLayer) else ()
+    return {name: vars(layer)[name] for name in names if name in vars(layer)}
 
 
 @without_autocast

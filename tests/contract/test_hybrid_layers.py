@@ -13,6 +13,7 @@ from closeness import assert_close
 from evicting import exact
 from hf_paged_eviction import PagedEvictionCache, verify
 from hf_paged_eviction.layer.paged import PagedLayer
+from hf_paged_eviction.recipes.probe import feed_probe
 from reference import Recorder, assert_exact
 
 pytestmark = [
@@ -217,6 +218,18 @@ def test_a_recurrent_state_cannot_be_taken_back(family: str) -> None:
     with pytest.raises(RuntimeError, match="recurrent state"):
         cache.crop(-2)
     assert cache.get_seq_length() == ids.shape[1]
+
+
+@pytest.mark.parametrize("family", ["falcon_h1", "zaya"], scope="module")
+def test_a_probe_leaves_no_trace_in_the_linear_state(family: str) -> None:
+    model = models.shared(family, "paged_eviction")
+    ids, mask = modes.batch("greedy", padded=True)
+    cache = PagedEvictionCache(model.config, budget=96, block_size=4, policy="kvzip")
+    modes.forward(model, cache, ids, mask, 0, ids.shape[1] - 1)
+    twin = copy.deepcopy(cache)
+    feed_probe(model, cache, ids[:, :7], modes.extend(mask[:, :-1], 7))
+    after = [modes.forward(model, one, ids, mask, ids.shape[1] - 1, ids.shape[1]) for one in (cache, twin)]
+    assert torch.equal(*after)
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
