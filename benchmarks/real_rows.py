@@ -16,6 +16,8 @@ from typing import Any
 from common import RESULTS
 from pandas import DataFrame, MultiIndex, Series
 
+from hf_paged_eviction_eval.tables.means import wilson
+
 KEPT = RESULTS / "real_models"
 Row = dict[str, Any]
 #: Tokens of a needle's prompt of about 890 that are an eighth and a quarter.
@@ -143,7 +145,7 @@ def cell(values: Iterable[float], digits: int = 0) -> str:
 
 
 def percent(values: Series) -> str:
-    """The share that is right, and its standard error (with one more right and one more wrong, so that 0 has one)."""
+    """The share that is right in percent, and in brackets where it lies with a probability of 95 % (Wilson)."""
     right, count = float(values.sum()), len(values)
-    likely = (right + 1) / (count + 2)
-    return f"{100 * right / count:.0f} ± {100 * sqrt(likely * (1 - likely) / count):.0f}"
+    least, most = wilson(right / count, count)
+    return f"{100 * right / count:.0f} [{least:.0f}, {most:.0f}]"
