@@ -233,22 +233,14 @@ class Group:
 
     def _source(self, seen: int, budget: int, blocks: Tensor) -> State | None:
         """The state of the request whose snapshot another one goes on from; None = nothing was evicted of it."""
-        kept, count = self._spec.kept(budget), seen // self._spec.block_size
-        if count > kept:  # the scheduler has left a word in an entry that nothing reads
-            first = int(blocks[count - 1])
-            row = self._rows.get(first)
-            state = self._parked.get(first) if row is None else self._state(row)
-            if state is not None:
-                return state
-        else:  # no such entry: it is the one with the same keys and values
-            rows = (self._state(row) for row in self._rows.values() if row in self._requests)
-            own = blocks[:kept].int().to(self._pages.device)
-            for state in (*rows, *self._parked.values()):
-                ends_here = 0 <= state.request.seen - seen <= self._spec.block_size
-                if ends_here and self._pages.holds_same(state.blocks[:kept], own):
-                    return state
-        if seen == budget:
+        count = seen // self._spec.block_size
+        if count <= self._spec.kept(budget):  # the scheduler keeps no such snapshot once something was evicted
             return None
+        first = int(blocks[count - 1])  # the scheduler has left a word in an entry that nothing reads
+        row = self._rows.get(first)
+        state = self._parked.get(first) if row is None else self._state(row)
+        if state is not None:
+            return state
         raise RuntimeError(
             f"paged_eviction: a request goes on after {seen} tokens from a snapshot that is not known here. Was it "
             'moved here by a feature that loads blocks? Leave that feature out, or use {"snapshots": false}.'

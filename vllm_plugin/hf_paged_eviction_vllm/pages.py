@@ -146,12 +146,6 @@ class GroupPages(Pages):
         pages = blocks.long()[:, None] * self.sets + self._starts
         return pages[..., None] * self.slots + torch.arange(self.slots, device=self.device)
 
-    def holds_same(self, blocks: Tensor, others: Tensor) -> bool:
-        """Whether these blocks `[n]` of vLLM hold the same bytes as others."""
-        content = (self.memory.memory[self.places_of_blocks(part)[..., 0] // self.slots] for part in (blocks, others))
-        one, other = (part.contiguous().view(torch.uint8) for part in content)
-        return torch.equal(one, other)
-
     def while_reading(self, rows: Tensor, at: Tensor, held: Tensor, seen: Tensor, chooses: Tensor) -> Tensor:
         """The `at`-th pages `[n, Q, m]` of sets, in a forward: those they hold, then those of blocks of new tokens.
 
