@@ -181,7 +181,9 @@ class EvictingImpl(AttentionImpl):
         else:
             self._attend_sets(layer, (query, key, value), plan.layers[place], plan, output)
         logits = Logits(self.scale, getattr(self, "logits_soft_cap", None) or None, getattr(self, "sinks", None))
-        plan.step.after(place, query, key, value, logits)
+        if query.element_size() == 1:  # on some GPUs attention takes queries of 8 bits, too
+            query = (query.float() * layer._q_scale).to(key.dtype)
+        plan.step.after(place, query, *plan.step.stored(place, key, value), logits)
         return output
 
     def _attend_sets(

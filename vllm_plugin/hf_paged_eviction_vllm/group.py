@@ -273,7 +273,7 @@ class Group:
             raise RuntimeError(
                 f"paged_eviction: this backend reads blocks of {slots} tokens. Start vLLM with --block-size {slots}."
             )
-        memory = kind([layer.kv_cache for layer in layers], self.sets, layers[0], spec.head_size)
+        memory = kind(layers, self.sets, spec.head_size, self._config.model_config.dtype)
         width = blocks.shape[1]
         self._pages = GroupPages(memory, len(layers), self.sets, self._most, width, spec.kept(), settings.unequal)
         self._owners = Owners(len(layers[0].kv_cache))

@@ -9,10 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.platforms import current_platform
 
 from hf_paged_eviction.internals import ALL, Pages
 
 from .heads import pages_of
+
+#: Types of 8 bits of vLLM's `--kv-cache-dtype`, with one scale per layer. Memory holds numbers divided by the scale.
+FP8 = {"fp8": current_platform.fp8_dtype, "fp8_e4m3": current_platform.fp8_dtype, "fp8_e5m2": lambda: torch.float8_e5m2}
 
 
 class LayerPages(ABC):
@@ -23,15 +27,17 @@ class LayerPages(ABC):
 
     Attributes:
         memory: `[pages, G, N, D + V]`, what attention is given.
+        stored: the type of 8 bits in which numbers are stored; None = as the model computes them.
 
     Args:
-        caches: the cache of each layer `[blocks, KV heads, N, D + V]`, as vLLM made it.
+        layers: the attention layers, whose caches `[blocks, KV heads, N, D + V]` vLLM has made.
         sets: number of sets of a layer.
-        layer: an attention layer.
         dim: `D`.
+        dtype: type in which the model computes.
     """
 
-    def __init__(self, caches: Sequence[Tensor], sets: int, layer: Any, dim: int) -> None:
+    def __init__(self, layers: Sequence[Any], sets: int, dim: int, dtype: torch.dtype) -> None:
+        caches = [layer.kv_cache for layer in layers]
         first = min(caches, key=lambda cache: cache.storage_offset())
         blocks, heads, slots, content = first.shape
         page, starts = first.stride(0) // sets, [cache.storage_offset() - first.storage_offset() for cache in caches]
@@ -43,36 +49,66 @@ class LayerPages(ABC):
         self.starts = [start // page for start in starts]
         shape = (max(self.starts) + blocks * sets, heads // sets, slots, content)
         self.memory = first.as_strided(shape, (page, *first.stride()[1:]))
-        self.slots, self.dim, self.layer = slots, dim, layer
+        self.slots, self.dim, self.layers, self.dtype = slots, dim, layers, dtype
+        name = layers[0].kv_cache_dtype
+        self.stored = FP8[name]() if name in FP8 else None
+
+    def write_new(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        """As `write`, of tokens that come from the model, rounded as the backend does it."""
+        self.write(layer, keys, values, slots)
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        """Write `[n, G, D]` and `[n, G, V]` of a layer to the slots `[n]` int64; what was read does not change."""
+        if self.stored is not None:
+            scales, most = self._scales(layer), torch.finfo(self.stored).max
+            parts = ((part / scale).clamp(-most, most) for part, scale in zip((keys, values), scales, strict=True))
+            keys, values = (part.to(self.stored).view(self.memory.dtype) for part in parts)
+        self._write(keys, values, slots)
+
+    def read(self, layer: int, pages: Tensor) -> tuple[Tensor, Tensor]:
+        """Copy the pages `[..., m]` of a layer: keys and values `[..., m, G, N, D]`."""
+        return self._as_computed(layer, self._read(pages))
+
+    def read_slots(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Copy the slots `[n]` of a layer: keys and values `[n, G, D]`."""
+        return self._as_computed(layer, self._read_slots(slots))
+
+    def move(self, old: Tensor, new: Tensor) -> None:
+        """Copy the slots `old` to `new`, both `[n]`, of any layers, as they are stored."""
+        self._write(*self._read_slots(old), new)
 
     @abstractmethod
-    def write(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        """Write `[n, G, D]` and `[n, G, V]` to the slots `[n]` int64."""
+    def _write(self, keys: Tensor, values: Tensor, slots: Tensor) -> None: ...
 
     @abstractmethod
-    def read(self, pages: Tensor) -> tuple[Tensor, Tensor]:
-        """Copy the pages `[..., m]`: keys and values `[..., m, G, N, D]`."""
+    def _read(self, pages: Tensor) -> tuple[Tensor, Tensor]: ...
 
     @abstractmethod
-    def read_slots(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Copy the slots `[n]`: keys and values `[n, G, D]`."""
+    def _read_slots(self, slots: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def _scales(self, layer: int) -> tuple[float, float]:
+        return self.layers[layer]._k_scale_float, self.layers[layer]._v_scale_float
+
+    def _as_computed(self, layer: int, states: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        if self.stored is None:
+            return states
+        parts = zip(states, self._scales(layer), strict=True)
+        keys, values = ((part.view(self.stored).float() * scale).to(self.dtype) for part, scale in parts)
+        return keys, values
 
 
 class PlainPages(LayerPages):
     """Keys and values of a token lie one behind the other: the layout of most backends."""
 
-    def read(self, pages: Tensor) -> tuple[Tensor, Tensor]:
-        """See `LayerPages.read`."""
+    def _read(self, pages: Tensor) -> tuple[Tensor, Tensor]:
         content = self.memory[pages]
         return content[..., : self.dim], content[..., self.dim :]
 
-    def read_slots(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """See `LayerPages.read_slots`."""
+    def _read_slots(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         content = self.memory[self._where(slots)]
         return content[..., : self.dim], content[..., self.dim :]
 
-    def write(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        """See `LayerPages.write`."""
+    def _write(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         self.memory[self._where(slots)] = torch.cat([keys, values], dim=-1)
 
     def _where(self, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -175,16 +211,16 @@ class GroupPages(Pages):
     def write(self, layer: int, places: Tensor, states: tuple[Tensor, ...]) -> None:
         """See `Pages.write`."""
         keys, values = states
-        self.memory.write(keys, values, places)
+        self.memory.write(layer, keys, values, places)
 
     def read(self, layer: int, places: Tensor) -> tuple[Tensor, Tensor]:
         """See `Pages.read`."""
-        states = self.memory.read_slots(places.flatten())
+        states = self.memory.read_slots(layer, places.flatten())
         keys, values = (part.view(*places.shape, *part.shape[1:]).transpose(2, 3).flatten(1, 2) for part in states)
         return keys, values
 
     def read_first(self, layer: int, places: Tensor) -> tuple[Tensor, Tensor]:
         """See `Pages.read_first`: whole pages, which are faster."""
-        states = self.memory.read(places[..., :: self.slots] // self.slots)  # [n, S, m, G, N, D]
+        states = self.memory.read(layer, places[..., :: self.slots] // self.slots)  # [n, S, m, G, N, D]
         keys, values = (part.transpose(2, 3).flatten(3, 4).flatten(1, 2) for part in states)
         return keys[:, :, : places.shape[-1]], values[:, :, : places.shape[-1]]

@@ -8,6 +8,7 @@ from typing import Any
 from hf_paged_eviction.internals import BlockBudget, Setup, Uniform
 
 from .contract import check_vllm, without_snapshots
+from .pages import FP8
 
 logger = logging.getLogger("vllm.paged_eviction")
 
@@ -32,7 +33,7 @@ class Settings(Setup):
 
     server = "vLLM"
     unserved = {  # noqa: RUF012  (of the class)
-        "bits": "its blocks hold keys and values in one type; --kv-cache-dtype is not supported together with eviction",
+        "bits": "its blocks hold keys and values in one type. Start it with --kv-cache-dtype fp8 for 8 bits",
         "disposal": "evicted tokens are overwritten",
         "static": "it captures its own graphs",
         "protect": "spans belong to one text. Give each request its own, "
@@ -89,9 +90,12 @@ def _refusals(config: Any) -> dict[str, bool]:
         "--speculative-config.": config.speculative_config is not None,
         "KV transfer moves blocks by the tokens of the text, but the tokens of these blocks are evicted. Leave out "
         "--kv-transfer-config.": config.kv_transfer_config is not None,
-        f"Keys and values are kept as the model computes them ({model.dtype}), so that answers are those of a cache "
-        f"alone. Leave out --kv-cache-dtype {cache.cache_dtype}.": (
-            str(cache.cache_dtype) not in ("auto", str(model.dtype).removeprefix("torch."))
+        f"Keys and values are kept as the model computes them ({model.dtype}), or in 8 bits with one scale per layer. "
+        f"Leave out --kv-cache-dtype {cache.cache_dtype}, or use --kv-cache-dtype fp8.": (
+            str(cache.cache_dtype) not in ("auto", str(model.dtype).removeprefix("torch."), *FP8)
+        ),
+        "Layers that evict share blocks, so all store one type. Leave out --kv-cache-dtype-skip-layers.": bool(
+            cache.kv_cache_dtype_skip_layers
         ),
         "Latents (MLA) have one block for keys and values of all heads. Use a model without MLA.": model.use_mla,
         "Cross attention holds the encoder's tokens. Use a decoder.": model.is_encoder_decoder,

@@ -198,8 +198,8 @@ class Undo:
         self._move(old.flatten(), pages.places_in_block(rows, seen // pages.slots, slot).flatten())
 
     def _move(self, old: Tensor, new: Tensor) -> None:
-        memory, table = self.pages.memory, self.table
-        memory.write(*memory.read_slots(old), new)
+        table = self.table
+        self.pages.memory.move(old, new)
         table.positions[new], table.scores[new] = table.positions[old], table.scores[old]
 
     def noted(self, request: LiveRequest) -> Noted:

@@ -131,7 +131,15 @@ class VllmStep(Step):
         """Write the new tokens of a layer, `[tokens, KV heads, D]`, to their places."""
         sets = self._request_table.sets
         of_sets = (part[: self.count].reshape(self.count * sets, -1, part.shape[-1]) for part in (keys, values))
-        self.pages.write(layer, self._places[layer], tuple(of_sets))
+        self.pages.memory.write_new(layer, *of_sets, self._places[layer])
+
+    def stored(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """These new tokens as attention has read them: rounded, where memory rounds."""
+        if self.pages.memory.stored is None:
+            return keys, values
+        states = self.pages.memory.read_slots(layer, self._places[layer])
+        keys, values = (part.view(self.count, -1, part.shape[-1]) for part in states)
+        return keys, values
 
     def after(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, logits: Logits) -> None:
         """Observe the queries of a layer, and evict, after attention.

@@ -1,9 +1,11 @@
 """What `PagedEvictionCache` alone gives, with the chunks that vLLM has read."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hf_paged_eviction import CacheOptions, PagedEvictionCache
 from hf_paged_eviction.internals import FixedAllocator, shown_queries
@@ -17,17 +19,57 @@ def cache_of(config: Any, options: dict[str, Any]) -> PagedEvictionCache:
     return cache
 
 
+@dataclass(frozen=True)
+class Rounding:
+    """Keys and values in a type of 8 bits, divided by a scale each.
+
+    Attributes:
+        cut: whether they are rounded towards zero, as vLLM's kernels for CPUs do; False = to the nearest number.
+    """
+
+    dtype: torch.dtype
+    keys: float = 1.0
+    values: float = 1.0
+    cut: bool = True
+
+    def __call__(self, states: Tensor, scale: float) -> Tensor:
+        most = torch.finfo(self.dtype).max
+        wanted = (states.float() / scale).clamp(-most, most)
+        codes = wanted.to(self.dtype)
+        if self.cut:
+            above = codes.float().abs() > wanted.abs()
+            codes = (codes.view(torch.uint8) - above.byte()).view(self.dtype)
+        return (codes.float() * scale).to(states.dtype)
+
+    def apply(self, cache: PagedEvictionCache) -> None:
+        """Let a cache hold rounded keys and values."""
+        update = cache.update
+        cache.update = lambda keys, values, *more, **named: update(  # type: ignore[method-assign]
+            self(keys, self.keys), self(values, self.values), *more, **named
+        )
+
+
 @torch.no_grad()
-def answer(model: Any, options: dict[str, Any], tokens: Sequence[int], chunks: Sequence[int], new: int) -> list[int]:
+def answer(
+    model: Any,
+    options: dict[str, Any],
+    tokens: Sequence[int],
+    chunks: Sequence[int],
+    new: int,
+    rounding: Rounding | None = None,
+) -> list[int]:
     """The tokens that follow, greedily.
 
     Args:
         tokens: the prompt, and what of the answer was read as part of it after a preemption.
         chunks: how they are cut.
         new: number of tokens to generate.
+        rounding: of keys and values; None = they are not rounded.
     """
     assert sum(chunks) == len(tokens)
     cache, start, found = cache_of(model.config, options), 0, []
+    if rounding is not None:
+        rounding.apply(cache)
     for count in chunks:
         ids = torch.tensor([tokens[start : start + count]])
         logits = model(input_ids=ids, past_key_values=cache).logits[0, -1]
@@ -39,4 +81,4 @@ def answer(model: Any, options: dict[str, Any], tokens: Sequence[int], chunks: S
     return found
 
 
-__all__ = ["answer", "cache_of", "shown_queries"]
+__all__ = ["Rounding", "answer", "cache_of", "shown_queries"]

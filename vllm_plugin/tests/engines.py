@@ -10,7 +10,7 @@ from typing import Any
 from vllm import LLM, SamplingParams
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-from alone import answer
+from alone import Rounding, answer
 from hf_paged_eviction_vllm.settings import _servers
 from hf_paged_eviction_vllm.spec import EvictionManager
 
@@ -45,12 +45,14 @@ class Server:
         model: the same model in transformers.
         options: those of its requests.
         record: what its scheduler did.
+        rounding: of keys and values.
     """
 
     llm: Any
     model: Any
     options: dict[str, Any]
     record: Record
+    rounding: Rounding | None = None
 
     @property
     def scheduler(self) -> Any:
@@ -103,7 +105,8 @@ class Server:
         count = next(at for at in range(1, len(chunks) + 1) if sum(chunks[:at]) == done)
         known = done - len(prompt)  # of the answer, read as part of the prompt after a preemption
         text = [*prompt, *given[:known]]
-        wanted = answer(self.model, self.options | (options or {}), text, chunks[:count], len(given) - known)
+        own, new = self.options | (options or {}), len(given) - known
+        wanted = answer(self.model, own, text, chunks[:count], new, self.rounding)
         assert given[known:] == wanted, f"{name}: {len(prompt)} tokens in {chunks[:count]}"
 
     def check_blocks(self) -> None:

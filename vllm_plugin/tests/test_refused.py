@@ -54,7 +54,12 @@ def _server(**changes: Any) -> Any:
             "prefill_context_parallel_size": 1,
             "enable_dbo": False,
         },
-        "cache_config": {"cache_dtype": "auto", "kv_sharing_fast_prefill": False, "enable_prefix_caching": True},
+        "cache_config": {
+            "cache_dtype": "auto",
+            "kv_cache_dtype_skip_layers": [],
+            "kv_sharing_fast_prefill": False,
+            "enable_prefix_caching": True,
+        },
         "model_config": {
             "use_mla": False,
             "is_encoder_decoder": False,
@@ -83,7 +88,8 @@ def _server(**changes: Any) -> Any:
     [
         ({"speculative_config": object()}, "--speculative-config"),
         ({"kv_transfer_config": object()}, "--kv-transfer-config"),
-        ({"cache_dtype": "fp8"}, "--kv-cache-dtype"),
+        ({"cache_dtype": "fp8_per_token_head"}, "--kv-cache-dtype"),
+        ({"kv_cache_dtype_skip_layers": ["0"]}, "--kv-cache-dtype-skip-layers"),
         ({"cache_dtype": "bfloat16"}, "--kv-cache-dtype"),
         (
             {"pipeline_parallel_size": 2, "additional_config": {"paged_eviction": PYRAMID}},
@@ -115,6 +121,7 @@ def test_a_server_without_the_setting() -> None:
     [
         ({}, None),
         ({"cache_dtype": "float32"}, None),
+        ({"cache_dtype": "fp8"}, None),
         ({"enable_prefix_caching": False}, "--no-enable-prefix-caching"),
         ({"pipeline_parallel_size": 2}, "pipeline"),
         ({"get_total_num_hidden_layers": lambda: 4}, "slide"),
