@@ -1,12 +1,15 @@
 """A digest of a model's weights, which tells models of the same shape apart."""
 
 import hashlib
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -53,8 +56,12 @@ def weights_digest(model: Any) -> str:
     if not digests:
         raise ValueError(f"{type(root).__name__} has no weights, so there is no digest of them.")
     _count_tied_once(root, digests)
+    return _digest_of([*digests.items(), *_scalings(root)])
+
+
+def _digest_of(parts: Iterable[tuple[str, str]]) -> str:
     whole = hashlib.sha256(f"weights {_VERSION}\n".encode())
-    for name, digest in sorted([*digests.items(), *_scalings(root)]):
+    for name, digest in sorted(parts):
         whole.update(f"{name} {digest}\n".encode())
     return whole.hexdigest()[:32]
 
@@ -71,6 +78,42 @@ def register_weights(model: Any) -> str:
     digest = weights_digest(model)
     for config in (model.config, model.config.get_text_config(decoder=True)):
         _REGISTERED[config] = digest
+    return digest
+
+
+def register_checkpoint(config: Any, folder: Path) -> str | None:
+    """Register the weights of a checkpoint as `register_weights` does, without building the model.
+
+    The digest is that of the model if its tensors have the same names and shapes in the files, as in most checkpoints
+    of decoders. Otherwise no profile has it.
+
+    Args:
+        config: the configuration of the model.
+        folder: its folder, with `model.safetensors` or parts of it.
+
+    Returns:
+        the digest; None = there are no such files.
+
+    Raises:
+        OSError, ValueError: a file cannot be read.
+    """
+    index, whole = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.is_file():
+        names = {str(name) for name in json.loads(index.read_text("utf-8"))["weight_map"].values()}
+    elif whole.is_file():
+        names = {whole.name}
+    else:
+        return None
+    digests: dict[str, str] = {}
+    for file_name in sorted(names):
+        with safe_open(folder / file_name, "pt") as file:  # maps the file: only samples are read
+            digests |= {name: _tensor_digest(name, file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+    first = next((digest for name, digest in digests.items() if name.endswith("embed_tokens.weight")), None)
+    if first is not None and digests.get("lm_head.weight") == first:
+        del digests["lm_head.weight"]
+    digest = _digest_of(digests.items())
+    for one in (config, config.get_text_config(decoder=True)):
+        _REGISTERED[one] = digest
     return digest
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import gguf_files
 import models
 from hf_paged_eviction import register_weights, weights_digest
-from hf_paged_eviction.integration.weights import _REGISTERED, SAMPLE, registered_digest
+from hf_paged_eviction.integration.weights import _REGISTERED, SAMPLE, register_checkpoint, registered_digest
 from hf_paged_eviction.naming.digests import file_digest
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -260,3 +260,13 @@ def test_a_file_has_the_digest_of_its_bytes(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
     a, b, c = (file_digest(tmp_path / name) for name in "abc")
     assert a == b != c
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("part", ["5GB", "10KB"])
+def test_files_of_a_checkpoint_have_the_digest_of_the_model(tied: bool, part: str, tmp_path: Path) -> None:
+    model = tiny(tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path, max_shard_size=part)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert register_checkpoint(config, tmp_path) == weights_digest(model) == registered_digest(config)
+    assert register_checkpoint(config, tmp_path / "nothing") is None

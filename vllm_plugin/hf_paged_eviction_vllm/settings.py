@@ -3,9 +3,12 @@
 import logging
 import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from hf_paged_eviction.internals import BlockBudget, Setup, Uniform
+from huggingface_hub import snapshot_download
+
+from hf_paged_eviction.internals import BlockBudget, Setup, Uniform, reads_profile, register_checkpoint
 
 from .contract import check_vllm, without_snapshots
 from .pages import FP8
@@ -20,7 +23,7 @@ class Settings(Setup):
 
     Attributes:
         reserve: whether a request is admitted only if the blocks of its budget are free, so that none is preempted.
-        profile: the file with its profile, as it was named; None = none was.
+        profile: the file with its profile; None = nothing reads one.
         no_snapshots: why what a request holds when it ends is not kept for those that begin like it; None = it is.
 
     Args:
@@ -50,11 +53,12 @@ class Settings(Setup):
                 raise TypeError(f"{NAME}.{name} is true or false, got {flag!r}.")
         self.reserve = flags["reserve"]
         super().__init__(config, options)
-        self.profile = options.get("profile")
+        self.profile = next(iter({**self.policy.profile_digests, **self.allocator.profile_digests}), None)
         self.no_snapshots = self._no_snapshots(flags["snapshots"])
-        if options.get("policy", "auto") == "auto":
+        if options.get("policy", "auto") == "auto" and self.profile is None:
             logger.warning(
-                "No policy is named, so %s evicts. A profile of `paged-eviction prepare` keeps more answers: "
+                "No policy is named, and no profile of these weights is found, so %s evicts. A profile of "
+                "`paged-eviction prepare` keeps more answers: "
                 '{"profile": "FILE", "policy": "calibrated", "allocator": "heads"}.',
                 self.policy.label,
             )
@@ -68,7 +72,7 @@ class Settings(Setup):
         if not wanted:
             return 'the setting says "snapshots": false'
         if self.policy.needs.queries:
-            return f"{self.policy.label} watches queries, and what it knows of them cannot be taken back"
+            return f"{self.policy.label} watches queries, and what it saw cannot be taken back: prompts are read anew"
         missing = without_snapshots()
         return None if missing is None else f"in the installed vLLM {missing}"
 
@@ -143,6 +147,7 @@ def _checked(config: Any, setting: Any) -> Settings:
     for reason, refused in _refusals(config).items():
         if refused:
             raise ValueError(f"{NAME}: {reason}")
+    _register_weights(config, setting)
     settings = Settings(config.model_config.hf_config, setting)
     if config.parallel_config.tensor_parallel_size > 1 and not settings.separate:
         raise ValueError(
@@ -159,8 +164,23 @@ def _checked(config: Any, setting: Any) -> Settings:
     if not config.cache_config.enable_prefix_caching:
         settings.no_snapshots = "--no-enable-prefix-caching"
     if len(settings.layers) != config.model_config.get_total_num_hidden_layers():
-        settings.no_snapshots = settings.no_snapshots or "some layers of this model slide, and are vLLM's own"
+        settings.no_snapshots = settings.no_snapshots or "layers that slide are vLLM's own: prompts are read anew"
     return settings
+
+
+def _register_weights(config: Any, setting: Any) -> None:
+    """Let the profile of a checkpoint on this machine be found, if one is needed and none is named."""
+    model, options = config.model_config, setting if isinstance(setting, Mapping) else {}
+    wanted = options.get("profile") is None and reads_profile(options.get("policy", "auto"), options.get("allocator"))
+    if not wanted or config.load_config.load_format == "dummy":
+        return
+    folder = Path(model.model)
+    if not folder.is_dir():
+        try:
+            folder = Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
+        except (OSError, ValueError):  # not on this machine yet
+            return
+    register_checkpoint(model.hf_config, folder)
 
 
 def latest() -> tuple[Any, Settings | None]:

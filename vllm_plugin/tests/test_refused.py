@@ -1,14 +1,20 @@
 """What cannot be served is refused when the server starts, with the way out."""
 
 import gc
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 
+from hf_paged_eviction.internals import register_checkpoint
 from hf_paged_eviction_vllm import contract, settings
 from hf_paged_eviction_vllm.contract import moved
+from hf_paged_eviction_vllm.group import spec_of, summary
 from hf_paged_eviction_vllm.processor import RequestOptionsProcessor
 from hf_paged_eviction_vllm.requests import RequestOptions
 from hf_paged_eviction_vllm.settings import Settings, settings_of
@@ -37,6 +43,7 @@ def test_settings(setting: Any, says: str) -> None:
         Settings(tiny("llama")[1].config, setting)
 
 
+EMBEDDED = Path(__file__).parents[2] / "eval" / "embedded" / "model"
 PYRAMID = {"budget": 64, "allocator": "pyramid"}
 
 
@@ -60,7 +67,10 @@ def _server(**changes: Any) -> Any:
             "kv_sharing_fast_prefill": False,
             "enable_prefix_caching": True,
         },
+        "load_config": {"load_format": "auto"},
         "model_config": {
+            "model": "nobody/has-this-model",
+            "revision": None,
             "use_mla": False,
             "is_encoder_decoder": False,
             "runner_type": "generate",
@@ -134,6 +144,43 @@ def test_snapshots_are_on_or_a_reason_is_known(change: dict[str, Any], says: str
     server = settings_of(_server(**change))
     assert server is not None
     assert server.no_snapshots is says if says is None else says in str(server.no_snapshots)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"get_total_num_hidden_layers": lambda: 4}, "layers that slide are vLLM's own"),
+        ({"additional_config": {"paged_eviction": {"budget": 64, "policy": "h2o"}}}, "h2o watches queries"),
+    ],
+)
+def test_the_line_at_start_says_that_prompts_are_read_anew(change: dict[str, Any], says: str) -> None:
+    config = _server(**{"additional_config": {"paged_eviction": {"budget": 64, "policy": "keydiff"}}} | change)
+    config.model_config.max_model_len, config.max_in_flight_tokens = 256, 64
+    config.model_config.get_total_num_kv_heads = lambda: 2
+    server = settings_of(config)
+    assert server is not None
+    stock = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32)
+    line = summary(spec_of(stock, config, server), config, server)
+    assert says in line and "prompts are read anew" in line
+
+
+def test_the_profile_of_a_checkpoint_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the weights in its files, where they lie on this machine."""
+    monkeypatch.setenv("HF_PAGED_EVICTION_HOME", str(tmp_path))
+    config = AutoConfig.from_pretrained(EMBEDDED)
+    profile = tmp_path / "calibrations" / f"{register_checkpoint(config, EMBEDDED)}.safetensors"
+    profile.parent.mkdir()
+    shutil.copy(EMBEDDED / "calibration.safetensors", profile)
+    config = AutoConfig.from_pretrained(EMBEDDED)
+    here = _server(hf_config=config, hf_text_config=config, model=str(EMBEDDED))
+    server = settings_of(here)
+    assert server is not None and server.profile == str(profile)
+    elsewhere = AutoConfig.from_pretrained(EMBEDDED)
+    server = settings_of(_server(hf_config=elsewhere, hf_text_config=elsewhere))
+    assert server is not None and server.profile is None
+    with pytest.raises(ValueError, match="profile=FILE"):
+        setting = {"paged_eviction": {"budget": 64, "policy": "calibrated"}}
+        settings_of(_server(hf_config=elsewhere, hf_text_config=elsewhere, additional_config=setting))
 
 
 def test_without_names_of_vllm_there_are_no_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
