@@ -12,7 +12,7 @@ from hf_paged_eviction.internals import Layout, LiveRequest, RequestTable, Share
 from .heads import LocalShares, largest_part
 from .owners import Blocks, Holding, Owners
 from .pages import GroupPages, LayerPages
-from .processor import answer_of, options_of, planned
+from .processor import Shown, planned, shown
 from .settings import Settings
 from .snapshots import State, Undo
 from .spec import EvictionSpec
@@ -128,8 +128,8 @@ class Group:
         pages = sum(-(-limit // slots) for limit in layout.limits)
         if pages > kept * len(layout.limits):
             raise RuntimeError(
-                f"paged_eviction: after {request.seen} tokens the heads of a request need {pages} pages, but "
-                f"its {kept} blocks have {kept * len(layout.limits)}. Please report this, with the options of the "
+                f"paged_eviction: after {request.seen} tokens the heads of request {request.id} need {pages} pages, "
+                f"but its {kept} blocks have {kept * len(layout.limits)}. Please report this, with the options of the "
                 'server. allocator="uniform" is not affected.'
             )
 
@@ -142,21 +142,22 @@ class Group:
             number: what the processor knows it by.
             blocks: its table of blocks, on the host.
         """
-        answer, row = answer_of(self._config, number), self._rows.pop(key, None)
+        known, row = shown(self._config, number), self._rows.pop(key, None)
         if row is None:
             row = self._free_row()
             if seen > 0 and key in self._parked:
                 self._restore(row, self._parked.pop(key))
         self._rows[key] = row
-        known = self._requests.get(row) if seen > 0 else None
-        if known is not None and known.seen == seen and self._answers[row] is answer and self._has(row, blocks):
-            return known
+        before = self._requests.get(row) if seen > 0 else None
+        if before is not None and before.seen == seen and self._answers[row] is known.answer and self._has(row, blocks):
+            return before
         if seen > 0 and self._undo is None:
             raise RuntimeError(
-                f"paged_eviction: a request goes on after {seen} tokens, of which {known.seen if known else 0} were "
-                "seen here. Was it moved here by a feature that loads blocks? Leave that feature out."
+                f"paged_eviction: request {known.request_id} goes on after {seen} tokens, of which "
+                f"{before.seen if before else 0} were seen here. Was it moved here by a feature that loads blocks? "
+                "Leave that feature out."
             )
-        return self._begin(row, seen, number, blocks)
+        return self._begin(row, seen, known, blocks)
 
     def _free_row(self) -> int:
         """A row for another request.
@@ -207,17 +208,17 @@ class Group:
         if self._undo is not None and state.noted is not None:
             self._undo.restore(row, state.noted)
 
-    def _begin(self, row: int, seen: int, number: int, blocks: Tensor) -> LiveRequest:
+    def _begin(self, row: int, seen: int, known: Shown, blocks: Tensor) -> LiveRequest:
         """A request takes a row; with tokens seen, it goes on from a snapshot, which vLLM has copied to its blocks."""
         table, slots = self._table, self._spec.block_size
         assert table is not None  # noqa: S101  (for mypy)
-        budget, spans = options_of(self._config, number).within(self._settings.sizes)
-        source = self._source(seen, budget, blocks) if seen >= budget else None
+        (budget, spans), name = known.options.within(self._settings.sizes), known.request_id or str(row)
+        source = self._source(seen, budget, blocks, name) if seen >= budget else None
         layout = Layout.equal(table.layers * table.sets, budget)
-        request = LiveRequest(str(row), 0, self._shares_of(budget), layout, spans, row)
-        self._requests[row], self._answers[row] = request, answer_of(self._config, number)
+        request = LiveRequest(name, 0, self._shares_of(budget), layout, spans, row)
+        self._requests[row], self._answers[row] = request, known.answer
         kept = blocks[: min(self._spec.kept(budget), seen // slots)].numpy()
-        self._holdings[row] = self._owners.begin(kept, seen // slots)
+        self._holdings[row] = self._owners.begin(kept, seen // slots, name)
         self._pages.begin(row)
         table.add(request, self._most)
         if seen:
@@ -231,7 +232,7 @@ class Group:
             request.seen = seen
         return request
 
-    def _source(self, seen: int, budget: int, blocks: Tensor) -> State | None:
+    def _source(self, seen: int, budget: int, blocks: Tensor, name: str) -> State | None:
         """The state of the request whose snapshot another one goes on from; None = nothing was evicted of it."""
         count = seen // self._spec.block_size
         if count <= self._spec.kept(budget):  # the scheduler keeps no such snapshot once something was evicted
@@ -242,8 +243,8 @@ class Group:
         if state is not None:
             return state
         raise RuntimeError(
-            f"paged_eviction: a request goes on after {seen} tokens from a snapshot that is not known here. Was it "
-            'moved here by a feature that loads blocks? Leave that feature out, or use {"snapshots": false}.'
+            f"paged_eviction: request {name} goes on after {seen} tokens from a snapshot that is not known here. Was "
+            'it moved here by a feature that loads blocks? Leave that feature out, or use {"snapshots": false}.'
         )
 
     def _shares_of(self, budget: int) -> LocalShares:

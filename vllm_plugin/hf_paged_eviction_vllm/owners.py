@@ -16,11 +16,13 @@ class Holding:
         number: counts requests, from 1.
         shown: number of entries of its table that are known.
         kept: `[blocks]` those of its first blocks that it keeps.
+        name: the id of the request, for messages.
     """
 
     number: int
     shown: int
     kept: Blocks
+    name: str
 
 
 class Owners:
@@ -37,11 +39,11 @@ class Owners:
         self._of_block = np.zeros(blocks, dtype=np.int64)
         self._last = 0
 
-    def begin(self, blocks: Blocks, shown: int) -> Holding:
-        """A request begins, with these blocks that it keeps and `shown` entries of its table filled."""
+    def begin(self, blocks: Blocks, shown: int, name: str) -> Holding:
+        """A request with this id begins, with these blocks that it keeps and `shown` entries of its table filled."""
         self._last += 1
         self._of_block[blocks] = self._last
-        return Holding(self._last, shown, blocks.copy())
+        return Holding(self._last, shown, blocks.copy(), name)
 
     def is_intact(self, holding: Holding) -> bool:
         """Whether no other request was given a block that this one keeps."""
@@ -68,7 +70,7 @@ class Owners:
         wrong = touched[(self._of_block[touched] != holding.number) | (touched == 0)]
         if len(wrong):
             raise RuntimeError(
-                f"paged_eviction: block {int(wrong[0])} of the request whose first block is {int(table[0])} was "
+                f"paged_eviction: block {int(wrong[0])} of request {holding.name} was "
                 "given to another request. Its keys would be read by a stranger, so the engine stops. Report this, "
                 "with the options of the server."
             )

@@ -49,7 +49,8 @@ class LayerPages(ABC):
         self.starts = [start // page for start in starts]
         shape = (max(self.starts) + blocks * sets, heads // sets, slots, content)
         self.memory = first.as_strided(shape, (page, *first.stride()[1:]))
-        self.slots, self.dim, self.layers, self.dtype = slots, dim, layers, dtype
+        self.slots: int = slots
+        self.dim, self.layers, self.dtype = dim, layers, dtype
         name = layers[0].kv_cache_dtype
         self.stored = FP8[name]() if name in FP8 else None
 

@@ -1,13 +1,14 @@
 """Tells a worker what each request of its batch asked for. vLLM shows parameters of requests to logits processors."""
 
 import weakref
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as ProcessorOfRunnerV2
 
-from .requests import RequestOptions
+from .requests import REQUEST_ID, RequestOptions
 from .settings import live, settings_of
 
 _OF_SERVER: "weakref.WeakValueDictionary[int, RequestOptionsProcessor]" = weakref.WeakValueDictionary()
@@ -15,17 +16,35 @@ _OF_SERVER: "weakref.WeakValueDictionary[int, RequestOptionsProcessor]" = weakre
 planned: set[int] = set()
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What vLLM shows of a request.
+
+    Attributes:
+        options: what it asked for.
+        request_id: its id; None = not known.
+        answer: the list of its tokens generated, which tells requests apart (runner V1).
+    """
+
+    options: RequestOptions = field(default_factory=RequestOptions)
+    request_id: str | None = None
+    answer: list[int] | None = None
+
+    @classmethod
+    def of(cls, parameters: Any, answer: list[int] | None = None) -> "Shown":
+        """A request with these parameters."""
+        return cls(RequestOptions.of(parameters.extra_args), (parameters.extra_args or {}).get(REQUEST_ID), answer)
+
+
 class RequestOptionsProcessor(LogitsProcessor, ProcessorOfRunnerV2):
     """Reads the options of requests and changes no logits; for both model runners of vLLM.
 
     Attributes:
-        of_row: options by row of the batch (runner V1) or of the table of requests (V2); rows without any are missing.
-        answers: tokens generated, by row of the batch (runner V1). The list tells requests apart.
+        of_row: requests by row of the batch (runner V1) or of the table of requests (V2).
     """
 
     def __init__(self, vllm_config: Any, *_: Any) -> None:
-        self.of_row: dict[int, RequestOptions] = {}
-        self.answers: dict[int, _Answer] = {}
+        self.of_row: dict[int, Shown] = {}
         self._server = id(vllm_config)
         self._evicts = settings_of(vllm_config) is not None
         _OF_SERVER[self._server] = self
@@ -72,39 +91,16 @@ class RequestOptionsProcessor(LogitsProcessor, ProcessorOfRunnerV2):
         """Runner V1: the batch has changed."""
         if batch_update is not None:
             self._check()
-        process_dict_updates(self.of_row, batch_update, lambda parameters, *_: _options(parameters))
-        process_dict_updates(self.answers, batch_update, lambda _, prompt, answer: _Answer(answer))
+        process_dict_updates(self.of_row, batch_update, lambda parameters, _, answer: Shown.of(parameters, answer))
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
         """Runner V2: a request takes a row of the table."""
         self._check()
-        self.of_row.pop(req_idx, None)
-        options = _options(sampling_params)
-        if options is not None:
-            self.of_row[req_idx] = options
+        self.of_row[req_idx] = Shown.of(sampling_params)
         return False
 
 
-class _Answer:
-    """Vllm forgets entries that are false, as an empty list is."""
-
-    def __init__(self, tokens: list[int]) -> None:
-        self.tokens = tokens
-
-
-def answer_of(vllm_config: Any, row: int) -> list[int] | None:
-    """The list with the answer of the request in a row of the batch; None = not known."""
+def shown(vllm_config: Any, row: int) -> Shown:
+    """What is known of the request in a row."""
     processor = _OF_SERVER.get(id(vllm_config))
-    known = None if processor is None else processor.answers.get(row)
-    return None if known is None else known.tokens
-
-
-def _options(parameters: Any) -> RequestOptions | None:
-    options = RequestOptions.of(parameters.extra_args)
-    return None if options == RequestOptions() else options
-
-
-def options_of(vllm_config: Any, row: int) -> RequestOptions:
-    """The options of the request in a row."""
-    processor = _OF_SERVER.get(id(vllm_config))
-    return RequestOptions() if processor is None else processor.of_row.get(row, RequestOptions())
+    return Shown() if processor is None else processor.of_row.get(row, Shown())

@@ -10,6 +10,8 @@ from hf_paged_eviction.internals import BlockBudget, Setup, Spans, read_spans, w
 logger = logging.getLogger("vllm.paged_eviction")
 
 PREFIX = "paged_eviction_"
+#: Among the extra arguments of a request that has been scheduled: its id, for messages of the workers.
+REQUEST_ID = "id for paged_eviction"
 _NAMES = ("budget", "protect")
 
 

@@ -222,7 +222,10 @@ class Undo:
         table, pages, row, noted = self.table, self.pages, request.number, state.noted
         later = state.request.seen - seen
         if noted is None or not 0 <= later <= pages.slots:
-            raise RuntimeError(f"paged_eviction: a snapshot of {seen} tokens goes on from {state.request.seen}.")
+            raise RuntimeError(
+                f"paged_eviction: request {request.id} goes on after {seen} tokens, its source ended after "
+                f"{state.request.seen}."
+            )
         request.seen, request.scored = seen, state.request.scored
         if pages.own is not None and state.own is not None:
             pages.own[row, :, : state.own.shape[-1]] = state.own

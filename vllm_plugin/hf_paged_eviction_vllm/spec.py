@@ -1,5 +1,6 @@
 """The scheduler's side: how many blocks a request owns. Counts decide; nothing comes back from the workers."""
 
+import copy
 import logging
 from dataclasses import dataclass, fields
 from math import gcd
@@ -13,7 +14,7 @@ from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 from hf_paged_eviction.internals import BlockBudget
 
 from .metrics import counters
-from .requests import RequestOptions
+from .requests import REQUEST_ID, RequestOptions
 from .snapshots import Beginnings, Snapshot, snapshots_of
 
 logger = logging.getLogger("vllm.paged_eviction")
@@ -229,7 +230,10 @@ class EvictionManager(FullAttentionManager):
         """Here a manager is shown a request, and what it asks for; blocks are cached when it ends."""
         claim = self.claims.get(request.request_id)
         if claim is None:
-            options = RequestOptions.of(request.sampling_params.extra_args)
+            given = request.sampling_params.extra_args
+            options = RequestOptions.of(given)
+            request.sampling_params = copy.copy(request.sampling_params)  # answers of one request may share it
+            request.sampling_params.extra_args = {**(given or {}), REQUEST_ID: request.request_id}
             budget, _ = options.within(self.kv_cache_spec.sizes, request.request_id)
             claim = self._claim(self.kv_cache_spec.kept(budget), self._longest(request))
             claim.budget, claim.request, claim.usual = budget, request, options == RequestOptions()

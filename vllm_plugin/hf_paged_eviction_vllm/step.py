@@ -130,8 +130,8 @@ class VllmStep(Step):
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write the new tokens of a layer, `[tokens, KV heads, D]`, to their places."""
         sets = self._request_table.sets
-        of_sets = (part[: self.count].reshape(self.count * sets, -1, part.shape[-1]) for part in (keys, values))
-        self.pages.memory.write_new(layer, *of_sets, self._places[layer])
+        keys, values = (part[: self.count].reshape(self.count * sets, -1, part.shape[-1]) for part in (keys, values))
+        self.pages.memory.write_new(layer, keys, values, self._places[layer])
 
     def stored(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """These new tokens as attention has read them: rounded, where memory rounds."""

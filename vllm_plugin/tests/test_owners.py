@@ -14,23 +14,23 @@ from tiny_models import tiny
 
 def test_a_block_that_was_given_to_another_request() -> None:
     owners, table = Owners(10), np.array([3, 4, 5, 6])
-    one = owners.begin(table[:0], 0)
+    one = owners.begin(table[:0], 0, "one")
     owners.check(one, table, 2, 0, 3)
     owners.check(one, table, 2, 2, 4)
-    other = owners.begin(table[:0], 0)
+    other = owners.begin(table[:0], 0, "other")
     owners.check(other, np.array([7, 5, 0, 0]), 2, 0, 2)  # the first request is done with block 5
     owners.check(one, table, 2, 3, 4)
     assert owners.is_intact(one)
     owners.check(other, np.array([7, 5, 4, 0]), 2, 2, 3)
     assert not owners.is_intact(one)
-    with pytest.raises(RuntimeError, match="block 4 of the request whose first block is 3"):
+    with pytest.raises(RuntimeError, match="block 4 of request one was"):
         owners.check(one, table, 2, 3, 4)
 
 
 def test_an_entry_without_a_block() -> None:
     owners = Owners(10)
     with pytest.raises(RuntimeError, match="block 0"):
-        owners.check(owners.begin(np.array([], dtype=int), 0), np.array([3, 0]), 2, 0, 2)
+        owners.check(owners.begin(np.array([], dtype=int), 0, "one"), np.array([3, 0]), 2, 0, 2)
 
 
 @pytest.mark.parametrize("policy", ["keydiff", "snapkv"])
