@@ -51,7 +51,7 @@ def front(_: str) -> str:
     counted = " to ".join(str(number) for number in dict.fromkeys((documents[0], documents[-1])))
     return (
         f"**Longer, read in chunks** of {_CHUNK}: {_MODELS[model]}, {counted} documents of {length:,} tokens, right of "
-        "the questions that the full cache answers ([all kinds, lengths and models]"
+        "the questions that the full cache answers (its own line: of all; [all kinds, lengths and models]"
         f"(docs/real_models.md#long-texts-read-in-chunks)).\n\n{table(header, body)}"
     )
 
