@@ -110,7 +110,6 @@ def _annotation(name: str, field: FieldInfo, panel: str) -> Any:
             *names,
             metavar=extra["metavar"] or _METAVARS.get(kind),
             min=extra["min"],
-            max=extra["max"],
             help=field.description,
             rich_help_panel=panel,
             show_default=extra["shown"] or True,

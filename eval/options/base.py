@@ -55,7 +55,6 @@ def option(
     help: str,
     *,
     at_least: float | None = None,
-    at_most: float | None = None,
     flags: str | None = None,
     metavar: str | None = None,
     shown: str | None = None,
@@ -71,8 +70,8 @@ def option(
         argument: it is given without a name.
     """
     shape = {"flags": flags, "metavar": metavar, "shown": shown, "argument": argument}
-    extra: Any = {**shape, "min": at_least, "max": at_most}
-    return Field(default, description=help, ge=at_least, le=at_most, json_schema_extra=extra)
+    extra: Any = {**shape, "min": at_least}
+    return Field(default, description=help, ge=at_least, json_schema_extra=extra)
 
 
 def words(typed: str) -> list[str]:

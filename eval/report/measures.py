@@ -4,7 +4,6 @@ and perplexities of texts."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from pandas import DataFrame, Series, concat
 
@@ -88,11 +87,8 @@ def efficiency_tables(runs: Sequence[Run]) -> list[Table]:
     frame, tables = frame_of(runs), []
     for length in sorted(frame["length"].unique()):
         measured = costs(frame[frame["length"] == length], LINE)
-        shown: Any = measured.drop(
-            columns=[name for name in measured if "host" in name and measured[name].isna().all()]
-        )
         name, title = f"efficiency_{length or 'own'}", f"Efficiency, {prompts_of(runs, length)}"
-        tables.append(line_table(name, title, shown, lines_of(runs), digits=COSTS, note=_COST_NOTE))
+        tables.append(line_table(name, title, measured, lines_of(runs), digits=COSTS, note=_COST_NOTE))
     return [table for table in tables if table]
 
 

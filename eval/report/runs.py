@@ -21,8 +21,8 @@ from ..tables.table import Table
 
 Variant = tuple[str, str]
 """A policy and a budget."""
-#: What names a line of most tables, and what counts the same within one.
-LINE, PLACE = ("run", "budget", "policy"), ("task", "length")
+#: What names a line of most tables.
+LINE = ("run", "budget", "policy")
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ Use = Literal["text", "questions", "both"]
 TEXT, UNKNOWN, KNOWN = ASPECTS = ("text", "unknown", "known")
 OF_USE: Mapping[str, tuple[str, ...]] = {"text": (TEXT,), "questions": (UNKNOWN, KNOWN), "both": ASPECTS}
 #: Units of sizes: shares of the tokens, or of the bytes of all keys and values in `FULL_BITS`.
-TOKENS, BYTES = UNITS = ("tokens", "bytes")
+TOKENS, BYTES = "tokens", "bytes"
 #: Bits of a number in the full cache that shares of bytes refer to, whatever the model's dtype.
 FULL_BITS = 16
 #: Bits of stored numbers; a pair is of keys and of values.
