@@ -28,7 +28,9 @@ USED = {
     "remove_skipped_blocks(request_id,processed_computed_tokens,...) "
     "_remove_blocks_in_range(request_id,first_block,last_block,...)",
     "v1.kv_cache_interface.FullAttentionSpec": "merge(specs,...) max_memory_usage_bytes(vllm_config,...) "
-    "is_uniform_with_collection(kv_cache_specs,...) block_size num_kv_heads head_size head_size_v dtype sliding_window",
+    "is_uniform_with_collection(kv_cache_specs,...) block_size num_kv_heads head_size head_size_v dtype sliding_window "
+    "prefix_cacheable",
+    "v1.core.sched.scheduler.Scheduler": "_update_request_as_session(session,update)",
     "v1.sample.logits_processor.interface.LogitsProcessor": "update_state(batch_update,...) validate_params",
     "v1.attention.backend.CommonAttentionMetadata": "query_start_loc query_start_loc_cpu seq_lens num_reqs "
     "num_actual_tokens max_query_len max_seq_len block_table_tensor slot_mapping seq_lens_cpu_upper_bound req_idx",
