@@ -105,6 +105,26 @@ def test_a_request_has_a_smaller_budget_and_fewer_blocks() -> None:
         server.check_blocks()
 
 
+def test_a_long_context_in_a_small_pool() -> None:
+    """A model of 32,768 tokens with a pool of 4,064 reads 16,000 of them: in 48 blocks, and answers in 33."""
+    (folder, model), rng = tiny("llama_of_32k"), random.Random(0)
+    pool = 128 * 32 * 2 * 2 * 64 * 4  # one block is nobody's
+    options = {"budget": 1024, "policy": "keydiff"}
+    engine = {"max_model_len": 32768, "max_num_batched_tokens": 512, "kv_cache_memory_bytes": pool}
+    with served(folder, model, options, **engine) as server:
+        manager, prompt = server.record.managers[0], drawn(rng, 16_000)
+        blocks = manager.block_pool
+        assert blocks.num_gpu_blocks * 32 == 4064 + 32
+        server.add("one", prompt, 40)
+        held, answers = [], {}
+        while server.llm.llm_engine.has_unfinished_requests():
+            answers |= server.step()
+            held.append(blocks.num_gpu_blocks - 1 - blocks.get_num_free_blocks())
+        assert (max(held), held[-2]) == (48, 33)
+        (given,) = answers.values()
+        server.check("one", prompt, given)
+
+
 @pytest.mark.parametrize(
     "extra",
     [{"paged_eviction_bugdet": 64}, {"paged_eviction_budget": "all"}, {"paged_eviction_protect": [1, 2, 3]}],

@@ -29,6 +29,7 @@ TIED = {"tie_word_embeddings": True}
 #: By name: class of the configuration without "Config", and what it has beyond the common numbers.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
+    "llama_of_32k": ("Llama", {"max_position_embeddings": 32768}),
     "llama_of_four": ("Llama", {"num_hidden_layers": 4}),
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {}),
