@@ -3,7 +3,6 @@
 `kv_unchanged` is that of the layer, see `KeyOwner`.
 """
 
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -189,9 +188,11 @@ def _several_attended(
 def _observe(state: LayerState, plan: Plan, recorder: QueryRecorder, queries: Queries) -> None:
     recorder.expects = False
     if state.pending is None:
+        if not (plan.static or queries.key.shape[2]):  # keys are decoded when all layers have come so far
+            recorder.observer.keep(queries, recorder.real)
+            plan.observe_blocks(state)
+            return
         plan.count_step()
-        if not queries.key.shape[2] and state.known.counters.may_fill_block:
-            queries = replace(queries, key=state.store.read(state.held, ("keys",))[0])
         recorder.observe_step(state.known, queries)
         return
     recorder.queries = queries

@@ -59,6 +59,7 @@ class LayerState:
         offered: what the others were told of these tokens; None between forwards.
         came_with_gradients: whether some forward needed gradients.
         fill: writes the single tokens of the present block; None where the next one needs checks.
+        unobserved_at: columns seen when a block was full whose queries are not observed yet; -1 = there is none.
         divided_at: columns seen when budgets of rows were divided that single tokens had filled, see `Limits.foresee`.
         next_slots: slots of the next token in compiled steps; None before the first.
 
@@ -104,7 +105,7 @@ class LayerState:
         self.offered: Offered | None = None
         self.came_with_gradients = False
         self.fill: BlockFill | None = None
-        self.divided_at = -1
+        self.divided_at = self.unobserved_at = -1
 
     # ---- what there is --------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from ..tensors.graphs import static_zeros
 from .group import Group
 from .layer_state import LayerState
 from .moves import sort_pads
+from .observing import observe
 from .scores import block_waits, encode
 
 #: Makes a context manager.
@@ -106,6 +107,18 @@ class Plan:
         # The last layer first: in most calls it still waits for its token.
         if all(not layer.store.uncoded or block_waits(layer) for layer in reversed(self.layers)):
             encode(*self.layers)
+
+    def observe_blocks(self, state: LayerState) -> None:
+        """This layer has the queries of its full block: observe those of all layers at once, as soon as the last of
+        them has."""
+        seen = state.unobserved_at = state.seen
+        size = state.budget.now.block_size
+        for other in reversed(self.layers):  # in most calls the last one still waits for its token
+            if other is state:
+                break
+            if other.table is not None and other.seen == seen - 1 and seen % size in other.table.counters.residues:
+                return
+        observe([layer for layer in self.layers if layer.unobserved_at == seen])
 
     # ---- between compiled steps -----------------------------------------------------------------------------------
 

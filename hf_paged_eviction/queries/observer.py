@@ -5,7 +5,7 @@ whole block is computed at once, over the tokens held at that moment. The querie
 before anything is evicted. A full prompt x prompt matrix never exists.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +16,7 @@ from ..integration.heads import WHOLE, LocalHeads
 from ..integration.rotary import Rotary
 from ..policies import EvictionPolicy, QueryCount, Statistics
 from ..store.arriving import StateKind
-from ..store.columns import Columns, gather_slots
+from ..store.columns import Columns, cat_rows, gather_slots
 from ..store.tensors import byte_count
 from ..tensors.parts import map_tensors
 from ..tensors.pieces import PIECE_BYTES
@@ -197,30 +197,27 @@ class Observer:
             due: `[B]` bool, these rows.
             all_due: whether `due` is known to be True for all rows.
         """
-        if not self._kept:
-            return
-        positions = positions.expand(-1, self._heads, -1)
-        after = self._with_kept(self.statistics(positions), key, positions, seen, due)
-        for name, values in self.columns.tensors.items():
-            old = values[:, :, : after[name].shape[-1]]
-            old.copy_(torch.where(due[:, None, None], after[name], old))
-        for name in self._needs.row_statistics:
-            new, before = after[name], self._rows.get(name)
-            self._rows[name] = new if before is None else torch.where(due.view(-1, *[1] * (new.ndim - 1)), new, before)
-        self.count = replace(self.count, until=torch.where(due, seen, self.count.until))
-        self._drop_kept(len(self._kept) if all_due else max(len(self._kept) - self._longest, 0))
+        observe_blocks([self], [key], [positions], seen, due, all_due)
+
+    @property
+    def kept_weights(self) -> int:
+        """Number of attention weights of the stored queries per token."""
+        return len(self._kept) and len(self._kept) * self._kept[0].shape[:2].numel()
+
+    @property
+    def alike(self) -> tuple[object, ...]:
+        """What is equal in layers whose stored queries may be observed together."""
+        logits = self._logits
+        if logits is None or logits.sinks is not None or any(map(torch.is_tensor, self._kept_real)):
+            return (id(self),)
+        own = self.observe, self._heads, self.local_heads, id(self.rotary), self._longest, len(self._kept)
+        return *own, len(self._rows), logits.scaling, logits.softcap
 
     def _with_kept(
         self, statistics: Statistics, key: Tensor, positions: Tensor, seen: Tensor, due: Tensor
     ) -> Statistics:
         """The statistics after the stored queries of the rows `due`."""
-        if self._logits is None:
-            raise RuntimeError("Queries are stored without their scale.")
-        query = torch.cat(self._kept, dim=2)
-        query_positions = self._kept_positions(seen)
-        query_positions = query_positions.masked_fill((query_positions < self.count.until[:, None]) | ~due[:, None], -1)
-        places = query_positions, positions, self._logits, self.local_heads, self.rotary
-        return self.observe(statistics, Attention(query, key.detach(), *places))
+        return _with_kept([self], statistics, key, positions, seen, due, self.count.until)
 
     def _drop_kept(self, count: int) -> None:
         del self._kept[:count], self._kept_real[:count]
@@ -362,6 +359,58 @@ class Observer:
             self._kept = [*saved["kept"].split(1, dim=2)]
             real = saved.get("kept_real")
             self._kept_real = [None] * len(self._kept) if real is None else [*real.split(1, dim=1)]
+
+
+def observe_blocks(
+    observers: Sequence[Observer],
+    keys: Sequence[Tensor],
+    positions: Sequence[Tensor],
+    seen: Tensor,
+    due: Tensor,
+    all_due: bool,
+) -> None:
+    """`Observer.observe_block` for several layers, which are `alike`: keys and positions of each; `seen` and `due` with
+    the rows of all of them, layer by layer."""
+    first, rows, slots = observers[0], len(positions[0]), max([one.shape[-1] for one in positions])
+    if not first._kept:
+        return
+    statistics = [one.statistics(own) for one, own in zip(observers, positions, strict=True)]
+    before = {name: torch.cat([of[name] for of in statistics]) for name in first._rows}
+    before |= {name: cat_rows([of[name] for of in statistics], slots) for name in first.columns.tensors}
+    until = torch.cat([one.count.until for one in observers])
+    where = cat_rows(positions, slots, empty=-1).expand(-1, first._heads, -1)
+    after = _with_kept(observers, before, cat_rows(keys, slots), where, seen, due, until)
+    if not all_due:
+        for name, old in before.items():
+            after[name] = torch.where(due.view(-1, *[1] * (old.ndim - 1)), after[name], old)
+        seen = torch.where(due, seen, until)
+    parts = {name: statistic.split(rows) for name, statistic in after.items()}
+    for at, (one, own) in enumerate(zip(observers, seen.split(rows), strict=True)):
+        for name, held in one.columns.tensors.items():
+            held[:, :, :slots].copy_(parts[name][at][:, :, : held.shape[2]])
+        one._rows = {name: parts[name][at] for name in first._needs.row_statistics}
+        one.count = replace(one.count, until=own)
+        one._drop_kept(len(one._kept) if all_due else max(len(one._kept) - one._longest, 0))
+
+
+def _with_kept(
+    observers: Sequence[Observer],
+    statistics: Statistics,
+    key: Tensor,
+    positions: Tensor,
+    seen: Tensor,
+    due: Tensor,
+    until: Tensor,
+) -> Statistics:
+    """The statistics of these layers after the stored queries of the rows `due`."""
+    first = observers[0]
+    if first._logits is None:
+        raise RuntimeError("Queries are stored without their scale.")
+    query = torch.cat([torch.cat(one._kept, dim=2) for one in observers])
+    query_positions = first._kept_positions(seen)
+    query_positions = query_positions.masked_fill((query_positions < until[:, None]) | ~due[:, None], -1)
+    places = query_positions, positions, first._logits, first.local_heads, first.rotary
+    return first.observe(statistics, Attention(query, key.detach(), *places))
 
 
 def _no_queries(seen: Tensor) -> QueryCount:

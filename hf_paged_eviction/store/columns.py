@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..attention.in_place import Reader
 from ..tensors.graphs import static
@@ -19,7 +20,7 @@ from ..tensors.saved import StateDict, in_range, restored
 from .segments import Segments, States
 from .tensors import byte_count
 
-__all__ = ["Columns", "Dense", "States", "gather_slots", "slot_index"]
+__all__ = ["Columns", "Dense", "States", "cat_rows", "gather_slots", "slot_index"]
 
 
 def slot_index(slots: Tensor, column: Tensor) -> Tensor:
@@ -36,6 +37,16 @@ def slot_index(slots: Tensor, column: Tensor) -> Tensor:
 def gather_slots(column: Tensor, slots: Tensor) -> Tensor:
     """Read a column at `slots` `[batch, 1 or sets, n]`: `[batch, sets, n, ...]`."""
     return column.gather(2, slot_index(slots, column))
+
+
+def cat_rows(columns: Sequence[Tensor], slots: int, empty: int = 0) -> Tensor:
+    """Columns `[rows, sets, n, ...]`, the rows of each behind those of the one before, filled up to so many slots."""
+    if len(columns) == 1 and columns[0].shape[2] == slots:
+        return columns[0]
+    behind = [0, 0] * (columns[0].ndim - 3)
+    missing = [slots - column.shape[2] for column in columns]
+    parts = zip(columns, missing, strict=True)
+    return torch.cat([pad(column, (*behind, 0, count), value=empty) if count else column for column, count in parts])
 
 
 class Dense:
