@@ -10,7 +10,7 @@ from ..masks.padding import Padding
 from ..store.columns import Columns, Dense
 from ..store.exact import Exact
 from ..store.segments import Segments
-from ..store.store import Store, no_mask
+from ..store.store import Store
 from ..table.table import BlockTable
 from .exposed import ExposedStates
 
@@ -46,6 +46,8 @@ class BlockFill:
         self._read = "rerotated" if store.turns else "keys"
         self._alias = own_mask and lengths is None  # attention attaches a mask to keys, which must not stay there
         self._coder, self._carries = store.coder, False
+        self._visible: Sequence[Tensor] | None = ()  # what an earlier reader shows is not known
+        self._shown: Tensor | None = None
         self.as_it_lies = lengths is None and not store.rounds
 
     def begin(self, slots: "SlotsOfTokens | PlacesOfTokens", place: int) -> None:
@@ -54,10 +56,18 @@ class BlockFill:
         self._places = slots.places
         table, columns = self._table, self._columns
         self._first, self._choice = table.counters.seen, table.choice
-        if not self.as_it_lies and (table.all_used or (self._rounds and not self._own_mask)):
-            if columns.reader is None:
-                columns.reader = self._coder.reader(columns, next(iter(columns.tensors.values())), None, no_mask)
-            self.as_it_lies = self._carries = columns.reader is not None
+        if self.as_it_lies and self._visible is None:
+            return
+        hides = self._own_mask and not table.all_used
+        if hides and not self._rounds:
+            return
+        if columns.reader is None or hides or self._visible is not None:
+            # After each token one slot more holds a token, in heads that have room left.
+            self._visible = table.used_after(len(self._slots)).unbind() if hides else None
+            self._shown = None if self._visible is None else self._visible[0].clone()
+            like = next(iter(columns.tensors.values()))
+            columns.reader = self._coder.reader(columns, like, None, lambda: self._shown)
+        self.as_it_lies = self._carries = columns.reader is not None
 
     def write(self, table: BlockTable | None, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor] | None:
         """Write a token, `[B, H, 1, dim]`, and count it in the table, the present one of the layer.
@@ -96,6 +106,8 @@ class BlockFill:
             put(tensors[name], dim, by_layer[place], new[name == "values"])
         counters.seen, counters.in_arrival_order = seen + 1, False
         if self._carries:
+            if self._shown is not None and self._visible is not None:
+                self._shown.copy_(self._visible[at])
             carrier = keys[:, :, :0]
             carrier.reader = columns.reader  # type: ignore[attr-defined]
             return carrier, values

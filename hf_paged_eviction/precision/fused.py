@@ -29,13 +29,19 @@ def attend(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) ->
     Args:
         mask: see `InCodes.read`; None = all are visible, or those that `InCodes.visible` names.
     """
-    if mask is None and held.visible is not None:
-        mask = held.visible.repeat_interleave(query.shape[1] // held.visible.shape[1], 1)[:, :, None]
+    mask = _mask_of(held, query) if mask is None else mask
     return (read if obstacle(held, query) is None else InCodes.read)(held, query, mask, logits)
 
 
+def _mask_of(held: InCodes, query: Tensor) -> Tensor | None:
+    """`[batch, query_heads, 1, slots]` bool, a copy of what `InCodes.visible` names; None = all are visible."""
+    visible = held.visible
+    return None if visible is None else visible.repeat_interleave(query.shape[1] // visible.shape[1], 1)[:, :, None]
+
+
 class CodesReader:
-    """`attend` to these codes, whose call in C is prepared once, while tensors stay where they are; a `Reader`.
+    """`attend` to these codes, whose call in C is prepared once, while tensors stay where they are; a `Reader`. What is
+    written to `InCodes.visible` counts.
 
     Args:
         held: the codes.
@@ -47,25 +53,30 @@ class CodesReader:
         self._prepared: native.Prepared | None = None
         self._kind: tuple[object, ...] | None = None
         parts = *(held.columns[name] for name in _COLUMNS), *tensors_of(held.exact), *(held.columns.layout.bounds or ())
-        self._may = held.visible is None and all([part.is_cpu and part.is_contiguous() for part in parts])
+        self._may = all([part.is_cpu and part.is_contiguous() for part in parts])
+        self._mask: Tensor | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CodesReader, (self._held,)
 
     def __call__(self, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
+        held = self._held
         if mask is None and self._may and not query.requires_grad:
             kind = query.shape, query.dtype, logits.scaling, logits.softcap
             if kind != self._kind or logits.sinks is not self._sinks:
                 self._prepare(query, logits)
                 self._kind, self._sinks = kind, logits.sinks
             if self._prepared is not None:
+                if self._mask is not None and held.visible is not None:
+                    self._mask.unflatten(1, (held.visible.shape[1], -1)).copy_(held.visible[:, :, None, None])
                 return self._prepared(query)
-        return attend(self._held, query, mask, logits)
+        return attend(held, query, mask, logits)
 
     def _prepare(self, query: Tensor, logits: Logits) -> None:
         contiguous = logits.sinks is None or logits.sinks.is_contiguous()
         can = contiguous and obstacle(self._held, query) is None
-        self._prepared = native.Prepared(*_arguments_of(self._held, query, None, logits)) if can else None
+        self._mask = _mask_of(self._held, query)
+        self._prepared = native.Prepared(*_arguments_of(self._held, query, self._mask, logits)) if can else None
 
 
 def prepare(device: torch.device) -> None:

@@ -385,6 +385,13 @@ class BlockTable:
         used = slots >= left[..., None]  # pads and empty slots are the lowest
         return used if self.phase.limits is None else used & (slots < self.phase.limits[..., None])
 
+    def used_after(self, count: int) -> Tensor:
+        """`[count, B, S, C]` bool, what `used` will be after each of the next `count` real tokens; all slots are in
+        use."""
+        used, tokens = self.used, torch.arange(1, count + 1, device=self.device)[:, None, None, None]
+        slots, left = torch.arange(self.capacity, device=self.device), self.phase.full_at - self.counters.seen
+        return used | ((slots >= left[..., None] - tokens) & (slots < left[..., None]))
+
     @property
     def evicted_tokens(self) -> Tensor:
         """`[B]` int64, number of real tokens seen and no longer held; a mean if sets hold different numbers."""

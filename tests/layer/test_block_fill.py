@@ -24,6 +24,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "positions": {"policy": "keydiff", "positions": "cache"},
     "unequal": {"policy": "keydiff", "heads": "separate", "allocator": Heads.of([[1.25, 0.75], [0.75, 1.25]])},
     "ada_kv": {"policy": "snapkv(window=4)", "heads": "separate", "allocator": "ada_kv"},
+    "few bits, room left": {  # behind the prompt, in heads of more than 30 tokens
+        "policy": "keydiff",
+        "heads": "separate",
+        "allocator": Heads.of([[1.5, 0.5], [0.75, 1.25]]),
+        "bits": 4,
+    },
     "blocks ahead": {"policy": "lazy_eviction(lag=8)"},
     "blocks of one": {"policy": "keydiff", "block_size": 1},
 }
@@ -64,7 +70,7 @@ def test_as_if_decided_one_by_one(
     """An event in the middle of a block, a copy, a pad among single tokens, several tokens: bit for bit the same."""
     model = models.shared("llama", "paged_eviction")
     settings = {**SIZES, **SETTINGS[setting]}
-    if event == "shrink" and setting in ("unequal", "ada_kv"):
+    if event == "shrink" and setting in ("unequal", "ada_kv", "few bits, room left"):
         settings["budget"] = 32
     quick, slow = (PagedEvictionCache(model.config, **settings) for _ in range(2))
     for _, layer in slow.paged_layers:

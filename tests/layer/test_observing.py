@@ -7,6 +7,7 @@ import torch
 
 import models
 from hf_paged_eviction.allocators import Heads
+from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.layer import observing
 
 SHARES = [[1.6, 0.4], [0.7, 1.3], [1.1, 0.9]]
@@ -36,7 +37,7 @@ class Observed:
             patch.setattr(observing, "MOST_BYTES", self._most)
             patch.setattr(observing, "observe_blocks", self._note)
             ids = torch.randint(0, 60, (2, count), generator=self.draw)
-            self.model(ids, attention_mask=self.mask, past_key_values=self.cache)
+            self.model(ids, attention_mask=self.mask, **{CACHE_ARGUMENT: self.cache})
 
     def statistics(self) -> list[torch.Tensor]:
         return [part for layer in self.cache.layers for part in layer.observed.values()]
