@@ -130,18 +130,30 @@ static inline float exponential(float number) {
     return number < -87.0f ? 0.0f : series * from_bits((uint32_t)((int32_t)steps + 127) << 23);
 }
 
+/* Negative in the third and fourth quarter of a turn. */
+static inline float with_sign(float number, int32_t quarter) {
+    uint32_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    return from_bits(bits ^ (uint32_t)(quarter & 2) << 30);
+}
+
 /* The cosine and the sine of an angle, by Taylor series around the nearest quarter of a turn. */
 static inline void wave(float angle, float *cosine, float *sine) {
     float quarters = rintf(angle * 0.636619772f);
     int32_t quarter = (int32_t)quarters;
-    float rest = (float)((double)angle - (double)quarters * 1.5707963267948966), square = rest * rest;
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA) /* exact products: as precise as doubles, in half the time */
+    float rest = __builtin_fmaf(quarters, 4.37113883e-8f, __builtin_fmaf(quarters, -1.57079637f, angle));
+#else
+    float rest = (float)((double)angle - (double)quarters * 1.5707963267948966);
+#endif
+    float square = rest * rest;
     float odd = rest * (1.0f + square * (-1.0f / 6 + square * (1.0f / 120
         + square * (-1.0f / 5040 + square * (1.0f / 362880)))));
     float even = 1.0f + square * (-1.0f / 2 + square * (1.0f / 24
         + square * (-1.0f / 720 + square * (1.0f / 40320 + square * (-1.0f / 3628800)))));
     float turned_even = quarter & 1 ? odd : even, turned_odd = quarter & 1 ? even : odd;
-    *cosine = (quarter + 1) & 2 ? -turned_even : turned_even;
-    *sine = quarter & 2 ? -turned_odd : turned_odd;
+    *cosine = with_sign(turned_even, quarter + 1);
+    *sine = with_sign(turned_odd, quarter);
 }
 
 /* ---- codes, see `codec.planes_of` ---- */

@@ -46,9 +46,10 @@ class BlockFill:
         self._read = "rerotated" if store.turns else "keys"
         self._alias = own_mask and lengths is None  # attention attaches a mask to keys, which must not stay there
         self._coder, self._carries = store.coder, False
-        self._visible: Sequence[Tensor] | None = ()  # what an earlier reader shows is not known
         self._shown: Tensor | None = None
         self.as_it_lies = lengths is None and not store.rounds
+        # What an earlier reader shows is not known.
+        self._visible: Sequence[Tensor] | None = None if self.as_it_lies else ()
 
     def begin(self, slots: "SlotsOfTokens | PlacesOfTokens", place: int) -> None:
         """Tokens go to these slots from now on; `place`: the layer among those of `slots`."""

@@ -75,7 +75,7 @@ class CodesReader:
     def _prepare(self, query: Tensor, logits: Logits) -> None:
         contiguous = logits.sinks is None or logits.sinks.is_contiguous()
         can = contiguous and obstacle(self._held, query) is None
-        self._mask = _mask_of(self._held, query)
+        self._mask = None if self._held.visible is None else _mask_of(self._held, query)
         self._prepared = native.Prepared(*_arguments_of(self._held, query, self._mask, logits)) if can else None
 
 

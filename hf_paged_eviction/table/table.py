@@ -388,9 +388,10 @@ class BlockTable:
     def used_after(self, count: int) -> Tensor:
         """`[count, B, S, C]` bool, what `used` will be after each of the next `count` real tokens; all slots are in
         use."""
-        used, tokens = self.used, torch.arange(1, count + 1, device=self.device)[:, None, None, None]
-        slots, left = torch.arange(self.capacity, device=self.device), self.phase.full_at - self.counters.seen
-        return used | ((slots >= left[..., None] - tokens) & (slots < left[..., None]))
+        seen = self.counters.seen + torch.arange(1, count + 1, device=self.device)[:, None, None, None]
+        slots, limits = torch.arange(self.capacity, device=self.device), self.phase.limits
+        used = slots >= self.phase.full_at[..., None] - seen
+        return used if limits is None else used & (slots < limits[..., None])
 
     @property
     def evicted_tokens(self) -> Tensor:

@@ -167,8 +167,8 @@ def test_a_model_says_the_same(
         pytest.skip(reason)
     model = models.shared(family, "paged_eviction")
     ids, mask = models.left_pad(models.prompts([60, 41], seed=1))
-    logits, reads, launch = [], [], native.launch
-    monkeypatch.setattr(native, "launch", lambda *arguments: reads.append(1) or launch(*arguments))
+    logits, reads, call = [], [], native.Prepared.__call__
+    monkeypatch.setattr(native.Prepared, "__call__", lambda *arguments: reads.append(1) or call(*arguments))
     for cold in (False, True):
         if cold:
             monkeypatch.setattr(fused, "_missing", lambda device: "not now")
