@@ -400,11 +400,10 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
         To answer again as if nothing had been answered, keep `copy.deepcopy(cache)`.
 
         Args:
-            tokens_to_remove: `-n` or 0, for `n` tokens.
+            tokens_to_remove: `-n` or 0 removes `n` tokens; `n > 0` keeps `n` of those seen (as in transformers 5.14).
 
         Raises:
-            ValueError: the number is positive, or some of these tokens were evicted and nothing was recorded. Nothing
-                has changed then.
+            ValueError: some of these tokens were evicted and nothing was recorded. Nothing has changed then.
             RuntimeError: a layer that is not paged recorded nothing, or too little. Nothing has changed then.
         """
         paged = [layer for _, layer in self.paged_layers]

@@ -354,11 +354,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Take back the newest tokens.
 
         Args:
-            tokens_to_remove: `-n` or 0, for `n` tokens.
+            tokens_to_remove: `-n` or 0 removes `n` tokens; `n > 0` keeps `n` of those seen (as in transformers 5.14).
 
         Raises:
-            ValueError: the number is positive, some of these tokens were evicted and nothing was recorded, or the cache
-                is static.
+            ValueError: some of these tokens were evicted and nothing was recorded, or the cache is static.
         """
         if self.is_compileable:
             raise refusal("take tokens back (crop)")

@@ -11,14 +11,12 @@ from .table import BlockTable
 
 
 def columns_to_remove(tokens_to_remove: int, seen: int) -> int:
-    """Number of columns that `crop(tokens_to_remove)` takes back, of `seen` columns.
+    """Number of columns that `crop` takes back, of `seen` columns.
 
-    Raises:
-        ValueError: the number is positive, which kept so many tokens in older releases of transformers.
+    Args:
+        tokens_to_remove: `-n` or 0 removes `n` tokens; `n > 0` keeps `n` of those seen (transformers 5.14).
     """
-    if tokens_to_remove > 0:
-        raise ValueError(f"crop({tokens_to_remove}): to take back the last n tokens, call crop(-n).")
-    return min(-tokens_to_remove, seen)
+    return max(seen - tokens_to_remove, 0) if tokens_to_remove > 0 else min(-tokens_to_remove, seen)
 
 
 def order_without(table: BlockTable, count: int, tokens: Tensor, pads: Tensor) -> Tensor | None:
@@ -57,7 +55,7 @@ def crop_all_or_none(layers: Sequence[Any], crops: Sequence[Callable[[int], None
     """Take back the last `count` tokens in all of these layers of transformers, or in none.
 
     Releases differ in when such a layer refuses. So each layer is cropped, and all are restored if one refuses. A layer
-    that recorded nothing is not cropped by 0, which some refuse.
+    that recorded nothing is not cropped by 0: some refuse this.
 
     Args:
         layers: layers that may replace their tensors and write to their lists when they crop.

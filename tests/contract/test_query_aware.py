@@ -178,8 +178,8 @@ def test_crop_takes_back_statistics_of_tokens_that_waited() -> None:
         modes.forward(model, cache, ids, mask, 0, 30)
     modes.forward(model, caches[0], ids, mask, 30, 34)
     modes.forward(model, caches[1], ids, mask, 30, 40)
-    caches[1].crop(-6)
-    caches[0].crop(0)
+    caches[1].crop(34)
+    caches[0].crop(34)
     for layer, other in zip(caches[0].layers, caches[1].layers, strict=True):
         assert torch.equal(layer.positions, other.positions)
         torch.testing.assert_close(layer.observed["attention"], other.observed["attention"])

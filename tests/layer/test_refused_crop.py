@@ -153,29 +153,23 @@ def test_a_layer_with_a_convolution_refuses_by_itself() -> None:
     assert layer.get_seq_length() == 10 and torch.equal(layer.conv_states[0], recorded[..., :4])
 
 
-def test_within_the_window() -> None:
+@pytest.mark.parametrize("argument", [-3, 4])
+def test_within_the_window_both_spellings_do_the_same(argument: int) -> None:
+    """In every release: some know only one of them."""
     cache, straight = make("gemma3", budget=48), make("gemma3", budget=48)
     feed("gemma3", cache, 0, 7)
-    cache.crop(-3)
+    cache.crop(argument)
     feed("gemma3", straight, 0, 4)
     assert [layer.get_seq_length() for layer in cache.layers] == [4] * len(cache.layers)
     assert_close(feed("gemma3", cache, 4, 20), feed("gemma3", straight, 4, 20))
 
 
-@pytest.mark.parametrize("family", ["llama", "falcon_h1"])
-def test_a_number_of_tokens_that_stay_is_refused(family: str) -> None:
-    cache = make(family, budget=48)
-    feed(family, cache, 0, 30)
-    for one in (cache, cache.layers[0]):
-        with pytest.raises(ValueError, match=r"crop\(-n\)"):
-            one.crop(20)
-
-
+@pytest.mark.parametrize("argument", [0, 30, 40])
 @pytest.mark.parametrize("family", ["llama", "gemma3", "lfm2"])
-def test_taking_back_nothing_does_nothing(family: str) -> None:
+def test_taking_back_nothing_does_nothing(family: str, argument: int) -> None:
     cache = make(family, budget=48)
     feed(family, cache, 0, 30)
     before = copy.deepcopy(cache)
-    cache.crop(0)
+    cache.crop(argument)
     assert cache.get_seq_length() == 30
     assert torch.equal(feed(family, cache, 30, 32), feed(family, before, 30, 32))

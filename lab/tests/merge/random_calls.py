@@ -110,17 +110,19 @@ class Play:
     def check(self) -> None:
         raise NotImplementedError
 
-    def crop(self, count: int) -> None:
+    def crop(self, count: int, absolute: bool) -> None:
         count = min(count, self.cache.get_seq_length())
+        left = self.cache.get_seq_length() - count
+        argument = left if absolute and left else -count
         twins = copy.deepcopy(self.slow)
         try:
             for layer in twins:
                 layer.crop(count)
         except ValueError:
             with pytest.raises(ValueError, match="evicted"):
-                self.cache.crop(-count)
+                self.cache.crop(argument)
             return  # and nothing has changed
-        self.cache.crop(-count)
+        self.cache.crop(argument)
         self.slow = twins
         self.mask = self.mask[:, : self.mask.shape[1] - count]
         if not self.mask.shape[1]:
@@ -179,7 +181,7 @@ SPAN = st.tuples(st.integers(0, 60), st.integers(1, 7)).map(lambda span: (span[0
 SPANS = st.one_of(st.just([]), st.lists(SPAN, max_size=3), st.lists(st.lists(SPAN, max_size=2), max_size=3))
 FEED = st.tuples(st.just("feed"), st.integers(1, 20), st.sampled_from(["none", "left", "any"]))
 DECODE = st.tuples(st.just("decode"), st.integers(1, 14), st.sampled_from(["none", "none", "none", "any"]))
-CROP = st.tuples(st.just("crop"), st.integers(0, 6))
+CROP = st.tuples(st.just("crop"), st.integers(0, 6), st.booleans())
 ROWS = st.tuples(st.just("rows"), st.sampled_from(["reorder", "select", "repeat"]))
 RESET = st.tuples(st.just("reset"))
 COPY = st.tuples(st.just("copy"))
@@ -204,7 +206,7 @@ def play(game: Play, calls: list[tuple[Any, ...]]) -> None:
                 game.feed(1, call[2])
                 game.check()
         elif call[0] == "crop":
-            game.crop(call[1])
+            game.crop(call[1], call[2])
         elif call[0] == "rows":
             game.reorder(call[1])
         elif call[0] == "protect":

@@ -47,11 +47,11 @@ class MergePlay(Play):
             layer.attended(Queries(torch.zeros_like(keys), returned, Logits(1.0)))
         self.slow[index].feed(keys, values, real.bool().tolist())
 
-    def crop(self, count: int) -> None:
+    def crop(self, count: int, absolute: bool) -> None:
         if not self.cache.layers[0].record_past:  # otherwise what was merged into the newest token goes with it
             return
         waiting = self.cache.layers[0].state.waiting
-        super().crop(min(count, waiting))
+        super().crop(min(count, waiting), absolute)
 
     def check(self) -> None:
         for index, slow in enumerate(self.slow):
