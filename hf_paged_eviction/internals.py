@@ -42,7 +42,10 @@ from .integration.models import (  # which attention a model may take
     paged_layers,
     why_not_ours,
 )
-from .integration.weights import register_checkpoint, without_parallel  # verify takes wrapped models, as prepare does
+from .integration.weights import (  # plan finds profiles; verify takes wrapped models, as prepare does
+    register_checkpoint,
+    without_parallel,
+)
 from .integration.window import trained_window  # a note where prompts are longer
 from .layer.overflow import shrink as shrink_layer  # evict what a smaller budget of one layer leaves no room for
 from .layer.paged import PagedLayer  # what a layer holds; replaying one prefill into many caches

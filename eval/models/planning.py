@@ -60,8 +60,11 @@ def _find_profile(config: Any, settings: Settings) -> str:
     folder = folder_of(models.source(name), settings.revision)
     if folder is None:
         return "the weights are not on this machine, so their profile is not known; name one with --profile FILE"
-    none = f"this machine has no profile of these weights; paged-eviction prepare --model {name} measures one"
+    none = (
+        f"this machine has no profile of the weights in {folder}; paged-eviction prepare --model {name} measures one "
+        "(if it has, loading renames tensors: name it with --profile FILE)"
+    )
     if not profiles_of_shape(config):  # then the weights need not be read
         return none
-    reason = register_files(folder, config, trust_remote_code=settings.trust_remote_code)
+    reason = register_files(folder, config)
     return f"the profile of {folder} was not looked for: {reason}; name one with --profile FILE" if reason else none

@@ -48,21 +48,18 @@ def test_it_finds_the_profile_of_a_folder(folder: Path, model: Any, monkeypatch:
     assert str(profile_path(weights_digest(model))) in result.stdout and not result.stderr
 
 
-def test_it_says_why_there_are_no_losses(folder: Path, tmp_path: Path) -> None:
+def test_it_says_why_there_are_no_losses(folder: Path) -> None:
+    def said() -> str:
+        return " ".join(run("--model", folder).stderr.split())
+
     for file in folder.glob("*.safetensors"):
         save_file({name: tensor + 1 for name, tensor in load_file(file).items()}, file)
-    assert "no profile of these weights; paged-eviction prepare --model" in " ".join(
-        run("--model", folder).stderr.split()
-    )
-    for file in folder.glob("*.safetensors"):
-        save_file({f"other.{name}": tensor for name, tensor in load_file(file).items()}, file)
-    stderr = " ".join(run("--model", folder).stderr.split())
-    assert "was not looked for: its files do not hold the tensors of the model as they are" in stderr
+    assert "this machine has no profile of the weights in" in said() and "paged-eviction prepare --model" in said()
     next(folder.glob("*.safetensors")).write_bytes(b"no tensors")
-    assert "its files cannot be read" in " ".join(run("--model", folder).stderr.split())
+    assert "was not looked for: its files cannot be read" in said()
     config = json.loads((folder / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 64}), "utf-8")
-    assert "no profile of these weights" in run("--model", folder).stderr, "of another shape: weights are not read"
+    assert "no profile of the weights in" in said(), "no profile has this shape, so the files are not read"
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -77,7 +74,7 @@ def test_the_digest_is_that_of_the_loaded_model(model: Any, tied: bool, dtype: t
 
 
 def test_what_only_loading_tells_is_not_guessed(tmp_path: Path, model: Any) -> None:
-    assert "neither" in register_files(tmp_path, model.config)
+    assert "no model.safetensors" in register_files(tmp_path, model.config)
     (tmp_path / "adapter_config.json").write_text("{}", "utf-8")
     assert "adapter" in register_files(tmp_path, model.config)
     quantised = type(model.config)(quantization_config={"quant_method": "gptq"})
