@@ -44,9 +44,12 @@ def long_answers(_: str) -> str:
 def front(_: str) -> str:
     """The table of the README: the longest texts of one model of which there are enough documents."""
     model, length, rows = _longest()
-    kinds = [kind for kind in able(rows) if kind in _ASKED]
-    header = ("cache", "memory", *(KINDS[kind] for kind in kinds), "text: nats lost")
-    body = [[*line[:2], *line[3 : 3 + len(kinds)], line[4 + len(kinds)]] for line in lines(rows, kinds)]
+    kinds = able(rows)
+    shown = {KINDS[kind]: 3 + kinds.index(kind) for kind in _ASKED if kind in kinds}
+    if len(kinds) > len(shown):
+        shown["all kinds"] = 3 + len(kinds)
+    header = ("cache", "memory", *shown, "text: nats lost")
+    body = [[*line[:2], *(line[at] for at in shown.values()), line[4 + len(kinds)]] for line in lines(rows, kinds)]
     documents = sorted({len(own) for own in _documents(rows).values() if len(own) >= FEWEST})
     counted = " to ".join(str(number) for number in dict.fromkeys((documents[0], documents[-1])))
     return (

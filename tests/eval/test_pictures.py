@@ -99,7 +99,8 @@ def test_the_long_table_of_the_readme_is_of_the_longest_texts_that_are_enough(
     text = pages.front("")
     assert "Qwen2.5-Coder-0.5B-Instruct, 6 documents of 2,048 tokens" in text
     lines = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    assert lines[0][2:] == ["one fact", "two hops", "text: nats lost |"]
+    assert lines[0][2:] == ["one fact", "two hops", "all kinds", "text: nats lost |"]
+    assert [cell.split(" ")[0] for cell in lines[2][2:5]] == ["6/6", "6/6", "18/18"]
     assert [" ".join(line[:2]) for line in lines[2:]] == [
         "| full cache 1",
         "| after `prepare` 1/4",
