@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import LinearAttentionLayer
+from transformers.cache_utils import LinearAttentionAndFullAttentionLayer, LinearAttentionLayer
 
 from ..table.budget import BlockBudget
 from ..table.rollback import columns_to_remove, crop_all_or_none
@@ -14,9 +14,10 @@ from .parameters import Common, Place
 from .states import rows_of
 
 
-class HybridLayer(PagedLayer, LinearAttentionLayer):  # type: ignore[misc]
-    """The layer of models that run a linear mixer and attention side by side (falcon_h1, zamba2, zaya), made like
-    transformers' `LinearAttentionAndFullAttentionLayer`.
+class HybridLayer(PagedLayer, LinearAttentionAndFullAttentionLayer):  # type: ignore[misc]
+    """The layer of models that run a linear mixer and attention side by side (falcon_h1, zamba2, zaya).
+
+    transformers 5.14 tells such layers from linear ones by its own class.
 
     Attributes:
         dtype, device: of the linear state.
