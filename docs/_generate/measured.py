@@ -9,9 +9,6 @@ from typing import Any
 
 from writing import table
 
-from hf_paged_eviction_eval.bench.table import ratio_rows
-from hf_paged_eviction_eval.bench.variants import FLOOR, FLOOR_COMPILED, FULL, PAGED, PAGED_STATIC_OWN
-
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 _PLUS_MINUS = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"
 BLOCK, BUDGETS = 16, ("6%", "12.5%", "25%", "50%")
@@ -74,28 +71,23 @@ def update(_: str) -> str:
 
 
 def decode(_: str) -> str:
-    """Step times, from `bench_cpu/summary.json`."""
-    summary = load("bench_cpu/summary")
-    settings, versions, hardware = (
-        summary["settings"],
-        *(summary["environment"][name] for name in ("versions", "hardware")),
-    )
-    names = {
-        f"{PAGED} / {FLOOR}": "this cache / a `DynamicCache` of no more than the budget",
-        f"{FULL} / {PAGED}": "full `DynamicCache` / this cache",
-        f"{PAGED_STATIC_OWN} / {FLOOR_COMPILED}": "this cache, compiled / a compiled `StaticCache` of the budget",
-    }
-    rows = [
-        (names[name], f"{context:,}", f"{ratio:.2f}")
-        for name, context, ratio in ratio_rows([row for row in summary["rows"] if "rounds_ms" in row])
-        if name in names
-    ]
+    """Step times, from the newest row of each shape in `goals.jsonl`."""
+    lines = (RESULTS / "goals.jsonl").read_text("utf-8").splitlines()
+    newest = {shape: row for row in map(json.loads, lines) for shape in row["ratios"]}
+    columns = {title: newest[shape] for shape, title in _SHAPES.items() if shape in newest}
+    ratios = [newest[shape]["ratios"][shape] for shape in _SHAPES if shape in newest]
+    names = list(dict.fromkeys(name for of_shape in ratios for name in of_shape))
+    rows = [(name, *(f"{of_shape[name]:.2f}" if name in of_shape else "" for of_shape in ratios)) for name in names]
+    machines = dict.fromkeys(f"{where(row)}, {row['compiler']}" for row in columns.values())
     return (
-        table(("step times", "context", "ratio"), rows, numbers_from=1)
-        + f"\n\n(`python benchmarks/goals.py`: a Llama of {settings['model'].upper()} parameters, "
-        f"budget {settings['budgets'][0]}, float32; {hardware['cpu']}, {settings['machine']['torch_threads']} thread, "
-        f"torch {versions['torch']}, transformers {versions['transformers']}.)"
+        table(("cache", *columns), rows, numbers_from=1)
+        + "\n\n(`python benchmarks/goals.py`: random weights, 30 layers, one row, float32; the machine was shared; "
+        f"{'; '.join(machines)}.)"
     )
+
+
+#: Shapes of `benchmarks/goals.py` whose steps are timed.
+_SHAPES = {"tiny": "tiny model, 128 tokens", "smollm2": "shape of SmolLM2, 1,024 tokens"}
 
 
 def lazy_reuse(_: str) -> str:

@@ -1,34 +1,61 @@
-"""Goals of the project: which number of which row counts, and what is met."""
+"""Goals of the project: every line is measured against `DynamicCache`, and its ratio compared with its goal."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("matplotlib", reason="the extra `eval` is not installed")
-
-from benchmarks.goals import UPDATE, judge
-from hf_paged_eviction_eval.bench.rows import FAILED, MEASURED, BenchKey, make_row
-from hf_paged_eviction_eval.store.results import Row
+pytest.importorskip("datasets", reason="the extra `eval` is not installed")
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts import each other from there
+import goals
 
 
-def decoded(variant: str, context: int | None, rounds: list[float], **numbers: Any) -> Row:
-    return make_row(BenchKey(variant, context, 1024, 1), MEASURED, rounds_ms=rounds, **numbers)
-
-
-def verdicts(rows: list[Row]) -> list[tuple[Any, Any]]:
-    return [(goal["verdict"], goal["value"]) for goal in judge(rows)]
-
-
-def test_goals() -> None:
-    rows = [
-        decoded("floor", None, [10.0, 20.0, 10.0]),
-        decoded("paged", 2048, [30.0, 30.0, 30.0], eviction_share=0.004),
-        decoded("paged", 32768, [10.2, 20.4, 30.0], eviction_share=0.02),
+def test_a_verdict_per_line() -> None:
+    row = {"ratios": {"tiny": {"heads": 1.15, "heads, 4 bits": 1.36, "equal budgets": 1.0}}}
+    assert list(goals.verdicts(row)) == [
+        "tiny: heads: 1.150, goal 1.15, met",
+        "tiny: heads, 4 bits: 1.360, goal 1.35, missed",
+        "tiny: equal budgets: 1.000",
     ]
-    for variant, time in (("full", 1000.0), ("paged", 20.0)):
-        rows.append({"kind": UPDATE, "variant": variant, "rounds_us": [time, time]})
-    # The ratio is that of the longest context, its median over rounds; a limit that is just reached is met.
-    assert verdicts(rows) == [("met", pytest.approx(1.02)), ("met", pytest.approx(0.68)), ("missed", 0.02), ("met", 50)]
-    assert {verdict for verdict, _ in verdicts([])} == {"not measured"}
-    failed = [make_row(BenchKey("floor", None, 1024, 1), FAILED, "reason"), *rows[1:]]
-    assert [verdict for verdict, _ in verdicts(failed)] == ["not measured", "met", "missed", "met"]
+    for shape, limits in goals.GOALS.items():
+        assert limits.keys() <= (goals.READING if shape == "reading" else goals.STEPS).keys()
+
+
+def test_steps_are_timed_at_as_many_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock counts the tokens held, so a ratio is that of the lengths: 1, or that of a longer text."""
+    held: list[int] = []
+
+    def read(timed: Any, cache: Any, tokens: int) -> float:
+        timed_read(timed, cache, tokens)
+        held.append(cache.stats().layers[0].held if hasattr(cache, "stats") else cache.get_seq_length())
+        return float(held[-1])
+
+    timed_read = goals.Timed.read
+    monkeypatch.setattr(goals.Timed, "read", read)
+    monkeypatch.setattr(goals, "LENGTHS", (512,))
+    sizes = {"layers": 2, "held": 128, "vocabulary": 64, "sizes": goals.TINY}
+    monkeypatch.setitem(goals.SHAPES, "smollm2", sizes)
+    ratios = goals.measure("smollm2", 1, str(tmp_path))
+    whole = f"{goals.HEADS_4_BITS} / DynamicCache, 512"
+    assert ratios.keys() == {*(name for name in goals.STEPS if name.startswith("heads")), whole}
+    assert 0.5 < ratios["heads"] < 2  # the first layer's share
+    assert ratios[whole] < 0.5
+
+
+def test_reading_is_timed_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+
+    def read(timed: Any, cache: Any, tokens: int) -> float:
+        lengths.append(tokens)
+        return timed_read(timed, cache, tokens)
+
+    timed_read = goals.Timed.read
+    monkeypatch.setattr(goals.Timed, "read", read)
+    monkeypatch.setattr(goals, "TEXT", 256)
+    monkeypatch.setattr(goals, "CHUNK", 64)
+    monkeypatch.setitem(goals.SHAPES, "reading", {"layers": 2, "held": 0, "vocabulary": 64, "sizes": goals.TINY})
+    monkeypatch.setattr(goals, "READING", {name: {**one, "budget": 128} for name, one in goals.READING.items()})
+    ratios = goals.measure("reading", 1, str(tmp_path))
+    assert ratios.keys() == goals.READING.keys() and min(ratios.values()) > 0
+    assert lengths == [64] * 4 * (1 + len(goals.READING))
