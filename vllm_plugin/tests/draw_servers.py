@@ -25,11 +25,69 @@ class Asked:
         prompt: its tokens.
         own: its own options, as those of a cache.
         begun: number of its first tokens that a snapshot held.
+        origin: the request whose snapshot that was.
     """
 
     prompt: list[int]
     own: dict[str, Any] = field(default_factory=dict)
     begun: int = 0
+    origin: str = ""
+
+
+class Alone:
+    """What caches alone hold, with the cuts of a server.
+
+    Args:
+        server: the server, which is done.
+        asked: its requests.
+        answers: those that are complete.
+    """
+
+    def __init__(self, server: Any, asked: dict[str, Asked], answers: dict[str, list[int]]) -> None:
+        self._server, self._asked, self._answers = server, asked, answers
+
+    def cuts(self, name: str) -> tuple[int, list[int]]:
+        """Tokens that a request was given, and those of each of its steps, since it was last admitted."""
+        chunks = next(
+            chunks for request, chunks in self._server.record.chunks.items() if request.startswith(f"{name}-")
+        )
+        complete = len(self._asked[name].prompt) + len(self._answers[name]) - 1
+        return (self._asked[name].begun if sum(chunks) < complete else 0), chunks
+
+    def knows(self, name: str) -> bool:
+        """Whether all requests that it goes on from are complete; of others the text is not known."""
+        return name in self._answers and (not self.cuts(name)[0] or self.knows(self._asked[name].origin))
+
+    def cache(self, name: str, stop: int) -> tuple[Any, Any]:
+        """The cache of a request after `stop` tokens of its text, and the last logits."""
+        from alone import cache_of
+
+        asked, (begun, chunks) = self._asked[name], self.cuts(name)
+        text = [*asked.prompt, *self._answers[name]]
+        if begun:
+            cache, logits = self.cache(asked.origin, begun)
+        else:
+            cache, logits = cache_of(self._server.model.config, self._server.options | asked.own), None
+        at = begun
+        for count in chunks:
+            if at < stop:  # a snapshot may end within a chunk, if nothing was evicted yet
+                logits = self._feed(text[at : min(at + count, stop)], cache)
+                at = min(at + count, stop)
+        return cache, logits
+
+    def answer(self, name: str, done: int) -> list[int]:
+        """The tokens that follow the first `done` ones of its text."""
+        cache, logits = self.cache(name, done)
+        found = [int(logits.argmax())]
+        while len(found) < len(self._asked[name].prompt) + len(self._answers[name]) - done:
+            found.append(int(self._feed(found[-1:], cache).argmax()))
+        return found
+
+    def _feed(self, tokens: list[int], cache: Any) -> Any:
+        import torch
+
+        with torch.no_grad():
+            return self._server.model(input_ids=torch.tensor([tokens]), past_key_values=cache).logits[0, -1]
 
 
 def server_of(rng: random.Random) -> tuple[str, dict[str, Any], dict[str, Any]]:
@@ -83,8 +141,8 @@ def run(seed: int, count: int = 10) -> list[str]:
     """What is wrong with the server of a seed; empty = nothing."""
     from vllm.exceptions import VLLMValidationError
 
-    from alone import answer
     from engines import served
+    from hf_paged_eviction_vllm.snapshots import snapshots_of
     from hf_paged_eviction_vllm.spec import EvictionManager
     from tiny_models import tiny
 
@@ -100,7 +158,15 @@ def run(seed: int, count: int = 10) -> list[str]:
         stock = manager.add_local_computed_blocks
 
         def noted(request_id: str, blocks: Any, begun: int, *args: Any, **kwargs: Any) -> None:
-            asked[request_id.rsplit("-", 1)[0]].begun = begun
+            request = asked[request_id.rsplit("-", 1)[0]]
+            request.begun = begun
+            if begun:
+                known = snapshots_of(manager.block_pool).values()
+                request.origin = next(
+                    one.origin.rsplit("-", 1)[0]
+                    for one in known
+                    if one.seen == begun and one.blocks[0] is blocks[0] and one.is_whole
+                )
             stock(request_id, blocks, begun, *args, **kwargs)
 
         manager.add_local_computed_blocks = noted
@@ -123,24 +189,23 @@ def run(seed: int, count: int = 10) -> list[str]:
             if rng.random() < 0.1:
                 server.cancel(f"r{rng.randrange(0, number + 1)}")
                 cancelled.add(name)
+            if rng.random() < 0.1:
+                server.preempt()
             if rng.random() < 0.05:
                 server.llm.llm_engine.reset_prefix_cache()
         answers |= {key.split("-")[0]: tokens for key, tokens in server.finish().items()}
+        alone = Alone(server, asked, answers)
         for name, request in asked.items():
             if name not in answers:
                 continue
-            record = next(key for key in server.record.chunks if key.startswith(f"{name}-"))
-            chunks, done = server.record.chunks[record], server.record.read[record]
-            known, text = done - len(request.prompt), [*request.prompt, *answers[name]]
-            begun = request.begun if sum(chunks) < len(text) - 1 else 0
-            if begun > options["budget"]:  # of a state, which test_snapshots.py compares
+            begun, cuts = alone.cuts(name)
+            done = next(read for key, read in server.record.read.items() if key.startswith(f"{name}-"))
+            known = done - len(request.prompt)
+            if not alone.knows(name):
                 continue
-            cuts = [begun] if begun else []
-            while sum(cuts) < done:
-                cuts.append(chunks[len(cuts) - bool(begun)])
-            wanted = answer(model, server.options | request.own, text[:done], cuts, len(answers[name]) - known)
+            wanted = alone.answer(name, done)
             if answers[name][known:] != wanted:
-                wrong.append(f"{name}: {len(request.prompt)} tokens in {cuts}, own options {request.own}")
+                wrong.append(f"{name}: {len(request.prompt)} tokens after {begun} in {cuts}, own options {request.own}")
         try:
             server.check_blocks()
         except AssertionError as error:

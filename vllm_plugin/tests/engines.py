@@ -1,6 +1,7 @@
 """A server of a tiny model, and a record of what its scheduler did."""
 
 import gc
+import time
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -90,6 +91,16 @@ class Server:
     def cancel(self, name: str) -> None:
         """A request is given up, if it is still there."""
         self.llm.llm_engine.abort_request([name])
+
+    def preempt(self) -> bool:
+        """The request that came last loses its blocks, as when none are left; False if there is none."""
+        scheduler = self.scheduler
+        if not scheduler.running:
+            return False
+        request = scheduler.running.pop()
+        scheduler._preempt_request(request, time.monotonic())
+        scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
+        return True
 
     def finish(self) -> dict[str, list[int]]:
         """All steps until no request is left."""

@@ -3,7 +3,6 @@
 import copy
 import itertools
 import random
-import time
 from typing import Any
 
 import pytest
@@ -43,7 +42,7 @@ class Chats:
             if not self._server.llm.llm_engine.has_unfinished_requests():
                 break
             if preempt_every and step % preempt_every == 0:
-                self._preempt()
+                self.preempted += self._server.preempt()
             for request, tokens in self._server.step().items():
                 name = request.split("-")[0]
                 chat = int(name.split("t")[0][1:])
@@ -52,15 +51,6 @@ class Chats:
                 self.new += len(tokens)
                 if self._turn[chat] < self._turns:
                     self._ask(chat)
-
-    def _preempt(self) -> None:
-        """The request that came last loses its blocks, as when none are left."""
-        scheduler = self._server.scheduler
-        if scheduler.running:
-            request = scheduler.running.pop()
-            scheduler._preempt_request(request, time.monotonic())
-            scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
-            self.preempted += 1
 
     def _ask(self, chat: int) -> None:
         user, name = drawn(self._rng, self._rng.randrange(90, 131)), f"c{chat}t{self._turn[chat]}"
