@@ -14,7 +14,7 @@ from ..naming.files import shown
 from ..naming.tensors import FileKind, write_tensors
 
 #: Rises when files of the version before cannot be read any more, or its readers would misread new ones.
-VERSION = 8
+VERSION = 9
 _KIND = FileKind("context", VERSION, remedy="save it anew, or use the version of hf_paged_eviction that wrote it")
 
 

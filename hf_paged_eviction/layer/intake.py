@@ -112,7 +112,7 @@ def _use_then_evict(state: LayerState, plan: Plan, new_keys: Tensor, new_values:
         if count > 1 and held and real is None and state.own_mask and not needs_gradient:
             _note_order(state, table, shown[0], held, count)
         # They are committed as soon as attention has come; and encoding, or a change of dtype, would change them.
-        encodes = state.store.rounds and (count == 1 or state.store.uncoded)
+        encodes = state.store.rounds and (count == 1 or state.store.uncoded or state.store.young)
         stays = not (state.recording or encodes) and keys is new_keys and values is new_values
         state.pending, state.fill = Pending(keys, values, real, shown if stays else None), None
         return shown
@@ -334,7 +334,7 @@ def _append_to_encode(state: LayerState, plan: Plan, keys: Tensor, values: Tenso
     """A single token waits for others, until a block is encoded; several are encoded at once."""
     table, count = state.known, keys.shape[2]
     held = table.held
-    if count == 1 and held:
+    if count == 1:
         slot = torch.full((table.rows, 1, 1), held, dtype=torch.int64, device=table.device)
         _overwrite_to_encode(state, slot, keys, values, real)
         table.append(count, real)
@@ -343,7 +343,7 @@ def _append_to_encode(state: LayerState, plan: Plan, keys: Tensor, values: Tenso
         encode(state)
         table.append(count, real)
         positions = table.positions
-        arrived = Arrived(positions, positions[..., held:], table.seen - table.pads)
+        arrived = Arrived(positions, positions[..., held:], table.seen - table.pads, several=real is None)
         state.store.append(held, keys, values, arrived)
         note_appended(state, keys, values)
 

@@ -177,7 +177,8 @@ def _keep_best(
         if chosen is not kept_indices:
             kept_indices, kept_positions = chosen, positions.gather(-1, chosen)
     came = count if real is None else real.sum(-1)
-    arrived = Arrived(kept_positions, positions[..., held:], seen - table.phase.pads + came, limits)
+    several = count > 1 and real is None
+    arrived = Arrived(kept_positions, positions[..., held:], seen - table.phase.pads + came, limits, several)
     store.keep(tokens.keys, tokens.values, kept_indices, held, arrived, views=count == 0)
     scores = scores.gather(-1, kept_indices)
     scored = scores if state.needs.token_local else None

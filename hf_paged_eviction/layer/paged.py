@@ -268,7 +268,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
                     observes = not rounds and self._asks and state.known.counters.may_fill_block
                 elif not rounds:
                     return attended
-                if rounds and state.store.uncoded == state.known.block_size:
+                if rounds and state.store.uncoded >= state.store.due:
                     with outside_autocast(key_states.device):
                         self.plan.encode_blocks()
                 if self.kv_unchanged and state.fill.as_it_lies and not observes:

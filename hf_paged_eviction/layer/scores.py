@@ -75,19 +75,19 @@ def note_appended(state: LayerState, keys: Tensor, values: Tensor) -> None:
 
 def uncoded(state: LayerState) -> Store | None:
     """The store, if it has single tokens that are not encoded yet."""
-    return state.store if state.store.uncoded else None
+    return state.store if state.store.uncoded or state.store.young else None
 
 
 def block_waits(state: LayerState) -> bool:
     """Whether so many single tokens are not encoded that the next one needs the place of one of them."""
-    return state.store.uncoded == state.budget.now.block_size
+    return state.store.uncoded >= state.store.due
 
 
 def encode(*layers: LayerState) -> None:
     """Score and encode the single tokens of these layers that are not encoded yet, of layers that are alike at once."""
     kinds: dict[tuple[object, ...], list[LayerState]] = {}
     for layer in layers:
-        if layer.store.uncoded:
+        if layer.store.uncoded or layer.store.young:
             kinds.setdefault(layer.store.coded_kind, []).append(layer)
     for alike in kinds.values():
         newest = alike[0].store.encode([layer.store for layer in alike[1:]])

@@ -93,7 +93,7 @@ class BlockFill:
             or values.requires_grad
             or seen < self._padding.all_real_from
             or self._exposed.states
-            or (self._rounds and self._store.uncoded >= table.block_size)
+            or (self._rounds and self._store.uncoded >= self._store.due)
         ):
             return None
         tensors, place, put, dim = columns.tensors, self._place, self._put, self._dim

@@ -109,7 +109,7 @@ class Codec:
 
         Args:
             positions: `[batch, n]` positions of the tokens.
-            real: `[batch, n]` bool, False for pads; None = all real.
+            real: `[batch, 1 or kv_heads, n]` bool, False for pads, which may be anything; None = all real.
         """
         numbers = states.to(torch.promote_types(states.dtype, torch.float32))
         if self.rotary is not None:
@@ -117,8 +117,8 @@ class Codec:
         if real is None:
             mean = numbers.mean(2, keepdim=True)
         else:
-            weights = real[:, None, :, None].to(numbers.dtype)
-            mean = (numbers * weights).sum(2, keepdim=True) / weights.sum(2, keepdim=True).clamp_min(1)
+            numbers, count = _only(numbers, real)
+            mean = numbers.sum(2, keepdim=True) / count.clamp_min(1)
         return mean.clamp(-_LARGEST, _LARGEST).to(LEVELS).to(states.dtype)
 
     def sizes(self, states: Tensor, offset: Tensor | None, real: Tensor | None) -> Tensor:
@@ -129,14 +129,11 @@ class Codec:
             offset: the mean to subtract before; None = nothing.
             real: see `mean`.
         """
-        numbers = _less(states, offset)
+        numbers, count = _less(states, offset), states.new_full((1, 1, 1, 1), states.shape[2])
+        if real is not None:
+            numbers, count = _only(numbers, real)
         most = numbers.abs().amax((-2, -1), keepdim=True).clamp_min(torch.finfo(numbers.dtype).tiny)
-        squares = (numbers / most).square()  # dividing first keeps the squares finite
-        if real is None:
-            sums, count = squares.sum(2, keepdim=True), squares.new_full((1, 1, 1, 1), states.shape[2])
-        else:
-            weights = real[:, None, :, None].to(squares.dtype)
-            sums, count = (squares * weights).sum(2, keepdim=True), weights.sum(2, keepdim=True)
+        sums = (numbers / most).square().sum(2, keepdim=True)  # dividing first keeps the squares finite
         whole = sums.mean(-1, keepdim=True)
         shares = torch.where(whole > 0, sums / whole, 1.0)
         return ((count * shares + _ALIKE) / (count + _ALIKE)).pow(0.25).to(LEVELS).to(states.dtype)
@@ -226,6 +223,12 @@ def _less(states: Tensor, offset: Tensor | None) -> Tensor:
     """In float32 or wider, and finite."""
     numbers = states.to(torch.promote_types(states.dtype, torch.float32))
     return (numbers if offset is None else numbers - offset).clamp(-_LARGEST, _LARGEST)
+
+
+def _only(numbers: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers `[batch, kv_heads, n, dim]` with zeros for pads, see `Codec.mean`; and how many are left, `[batch, 1 or
+    kv_heads, 1, 1]`."""
+    return numbers.masked_fill(~real[..., None], 0.0), real.sum(-1)[..., None, None].to(numbers.dtype)
 
 
 def packed_width(dim: int, bits: int) -> int:

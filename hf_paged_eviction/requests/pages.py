@@ -103,8 +103,9 @@ class Pages(ABC):
         keys, values = (states.transpose(2, 3).flatten(0, 2) for states in kept)
         return keys, values
 
-    def encode(self, numbers: Tensor) -> None:
-        """Write the codes of single tokens of these requests that have none yet, where tokens are rounded."""
+    def encode(self, numbers: Tensor, first: Sequence[int] = ()) -> None:
+        """Write the codes of single tokens of these requests that have none yet, where tokens are rounded; `first`:
+        rows of those whose first block is full now."""
         raise NotImplementedError
 
 

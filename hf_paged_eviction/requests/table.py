@@ -304,5 +304,6 @@ class RequestTable:
         return torch.cat([scores, self._scorers[layer](*came, seen)], dim=-1)
 
     def encode(self, requests: Sequence[LiveRequest]) -> None:
-        """Encode the single tokens of requests that wait for their codes."""
-        self.pages.encode(self.numbers(requests)[0])
+        """Encode the single tokens of requests that wait for their codes; a request that has none begins with a block
+        of them."""
+        self.pages.encode(self.numbers(requests)[0], [request.number for request in requests if not request.coded])

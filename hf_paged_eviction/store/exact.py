@@ -54,6 +54,10 @@ class Exact:
 
     Only held tokens have places. When a token is overwritten, its place becomes empty in the same call.
 
+    A row gets its statistics from its first tokens: when several come at once, or when single tokens have filled its
+    first block. Until then all its tokens are among the newest and wait for their codes, so the statistics depend on
+    the tokens of the row alone.
+
     Shapes: `B` rows, `H` KV heads, `P` newest tokens, `N` first tokens, `W = P + N` places.
 
     Attributes:
@@ -61,9 +65,9 @@ class Exact:
         keys, values: `[B, H, W, dim]`.
         slots: `[B, H, W]` int64, slot of the token in each place; `EMPTY` = the place has no token.
         count: `[B]` int64, number of real tokens of each row.
-        coded: `[B]` int64, number of these tokens that have codes.
+        coded: `[B]` int64, number of these tokens that have codes; -1 = the row has no statistics yet.
         means: `[B, H, 1, dim of keys + dim of values]`, mean that is subtracted before encoding, see `Codec.mean`; 0 =
-            nothing, or a row that began with a single token.
+            nothing, or not known yet.
         sizes: like `means`, divisors of the channels, see `Codec.sizes`; 1 = no division.
         since: `[B]` int64, no token before this one is among the newest. (After a rollback, some of them would be.)
     """
@@ -98,28 +102,70 @@ class Exact:
 
     def clear(self) -> None:
         """Forget all tokens."""
-        for part in self.tensors():
-            part.zero_()
+        for part in vars(self).values():
+            if isinstance(part, Tensor):
+                part.zero_()
         self.slots.fill_(EMPTY)
+        self.coded.fill_(-1)
         self.sizes.fill_(1.0)
 
-    def meet(self, codecs: Sequence[Any], states: tuple[Tensor, Tensor], real: Tensor | None) -> None:
-        """Compute the statistics of rows from their first keys and values, `[B, H, n, dim]`. A row that begins with a
-        single token gets none.
+    # ---- statistics -----------------------------------------------------------------------------------------------
+
+    def meet(
+        self, codecs: Sequence[Any], states: tuple[Tensor, Tensor], real: Tensor | None, waiting: bool = False
+    ) -> None:
+        """Compute the statistics of rows that have none, before several keys and values `[B, H, n, dim]` come; a row
+        gets none if a single one of them is its own, and does not fill its first block. `find` must follow.
 
         Args:
             codecs: codecs of keys and of values.
             real: `[B, n]` bool, False for pads; None = all are real.
+            waiting: whether such rows may have tokens already, which then count.
         """
-        several = states[0].shape[2] if real is None else real.sum(-1)
-        new = (self.count == 0) & torch.as_tensor(several > 1, device=self.means.device)
         arrived = torch.ones_like(states[0][:, 0, :, 0], dtype=torch.bool) if real is None else real
-        positions = (arrived.cumsum(-1) - 1).clamp_min(0)
+        several = arrived.sum(-1)
+        new = (self.coded < 0) & ((several > 1) | (self.count + several >= self.newest))
+        positions, shown = (arrived.cumsum(-1) - 1).clamp_min(0), None if real is None else real[:, None]
+        if waiting:
+            own, keys, values, there = self._newest_own()
+            positions = torch.cat([own.clamp_min(0), self.count[:, None] + positions], dim=-1)
+            shown = torch.cat([there, arrived[:, None].expand(-1, there.shape[1], -1)], dim=-1)
+            states = torch.cat([keys, states[0]], dim=2), torch.cat([values, states[1]], dim=2)
+        self._learn(codecs, new, states, positions, shown)
+
+    def meet_blocks(self, codecs: Sequence[Any]) -> None:
+        """Compute the statistics of rows that have none, and whose first block is full."""
+        own, keys, values, there = self._newest_own()
+        new = (self.coded < 0) & (self.count >= self.newest)
+        self._learn(codecs, new, (keys, values), own.clamp_min(0), there)
+
+    def _learn(
+        self,
+        codecs: Sequence[Any],
+        new: Tensor,
+        states: tuple[Tensor, Tensor],
+        positions: Tensor,
+        shown: Tensor | None,
+    ) -> None:
+        """Set the statistics of the rows `new` `[B]` bool; for the rest see `Codec.mean`."""
         for codec, came, held in zip(codecs, states, self.row_statistics(), strict=True):
             if codec.centred:
-                statistics = codec.row_statistics(came, positions, real)
+                statistics = codec.row_statistics(came, positions, shown)
                 for part, by_these in ((held.mean, statistics.mean), (held.sizes, statistics.sizes)):
                     part.copy_(torch.where(new[:, None, None, None], by_these, part))
+
+    def _newest_own(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The last positions `[B, P]`, negative where no token came; keys and values `[B, H, P, dim]`; and which of
+        them are held, `[B, H, P]` bool. Those of other tokens may be anything."""
+        own = self._last_positions()
+        place = self._place_of(own)[:, None].expand(-1, self.slots.shape[1], -1)
+        there = (self.slots.gather(-1, place) != EMPTY) & (own >= self.since[:, None])[:, None]
+        return own, gather_slots(self.keys, place), gather_slots(self.values, place), there
+
+    def first_blocks(self) -> list[int]:
+        """How many tokens rows without statistics need to fill their first block. Reads a tensor."""
+        missing: list[int] = (self.newest - self.count)[self.coded < 0].tolist()
+        return missing
 
     def row_statistics(self) -> tuple[RowStatistics, RowStatistics]:
         """The statistics of keys and of values; views."""
@@ -169,14 +215,18 @@ class Exact:
     def newest_tokens(self) -> "Newest":
         """The newest tokens, with or without codes. For an empty place the result repeats another token, or has slot 0
         without `waits`, so the slots may be written in any order."""
-        last = self.count[:, None] - 1
-        # Negative where no token came.
-        own = last - (last - torch.arange(self.newest, device=last.device)) % self.newest
-        place, any_held = self._shown(self._place_of(own)[:, None].expand(-1, self.slots.shape[1], -1))
+        place, any_held = self._shown(
+            self._place_of(self._last_positions())[:, None].expand(-1, self.slots.shape[1], -1)
+        )
         slots = self.slots.gather(-1, place).clamp_min(0)
         positions = self._positions()[:, None].expand_as(self.slots).gather(-1, place)
         waits = (positions >= self.coded[:, None, None]) & any_held
         return Newest(slots, positions, gather_slots(self.keys, place), gather_slots(self.values, place), waits)
+
+    def _last_positions(self) -> Tensor:
+        """`[B, P]` the last positions, in the order of their places; negative where no token came."""
+        last = self.count[:, None] - 1
+        return last - (last - torch.arange(self.newest, device=last.device)) % self.newest
 
     def _shown(self, places: Tensor) -> tuple[Tensor, Tensor]:
         """Of these places `[B, H, n]` each, or another one where it is empty; and whether any has a token, `[B, H, 1]`
@@ -195,15 +245,17 @@ class Exact:
         return torch.where(places < self.newest, newest, places - self.newest)
 
     def find(self, positions: Tensor, count: Tensor, source: Source) -> None:
-        """Find the tokens again after tokens came, went or moved, and all have codes.
+        """Find the tokens again after tokens came, went or moved, and all have codes, but those of rows without
+        statistics.
 
         Args:
             positions: `[B, 1 or H, held]` positions of the held tokens, -1 for pads and dead slots.
             count: `[B]` number of real tokens of each row so far, held or not.
             source: returns the states in given slots.
         """
+        met = (self.coded >= 0) | (count - self.count > 1) | (count >= self.newest)  # see `meet`
         self.count.copy_(count)
-        self.coded.copy_(count)
+        self.coded.copy_(torch.where(met, count, -1))
         slots = self._slots_of(positions)
         keys, values = source(slots.clamp_min(0))  # may read these tokens
         self.slots.copy_(slots)
@@ -236,18 +288,24 @@ class Exact:
         self.slots.copy_(torch.where(self.slots == EMPTY, EMPTY, moved))
 
     def taken_back(self, left: Tensor) -> None:
-        """Note that `left` `[B]` tokens of each row remain, and all have codes."""
+        """Note that `left` `[B]` tokens of each row remain, and all have codes, but those of rows without
+        statistics."""
         self.means.masked_fill_((left == 0)[:, None, None, None], 0.0)  # these rows start again
         self.sizes.masked_fill_((left == 0)[:, None, None, None], 1.0)
         self.since.copy_(torch.maximum(self.since, self.count - self.newest).minimum(left))
         self.count.copy_(left)
-        self.coded.copy_(left)
+        self.coded.copy_(torch.where(left == 0, -1, self.coded.minimum(left)))
         lowest = torch.where(
             torch.arange(self.slots.shape[-1], device=left.device) < self.newest, self.since[:, None], 0
         )
         positions = self._positions()
         stays = (positions >= lowest) & (positions < left[:, None])
         self.slots.copy_(torch.where(stays[:, None], self.slots, EMPTY))
+
+    def encoded(self) -> None:
+        """Note that all tokens have codes, but those of rows without statistics whose first block is not full."""
+        met = (self.coded >= 0) | (self.count >= self.newest)
+        self.coded.copy_(torch.where(met, self.count, -1))
 
     def oldest(self, real: Tensor | None) -> Newest:
         """The token of each row whose place the next token takes; it `waits` if it will be rounded then. `real` `[B,

@@ -1,6 +1,6 @@
 """The store of a layer: its keys and values."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -13,7 +13,7 @@ from ..tensors.saved import StateDict, in_range
 from .arriving import StateKind
 from .coders import BOTH, Coder, KeysValues, Plain, Visible
 from .columns import Columns, gather_slots, slot_index
-from .exact import EMPTY, Exact, Newest
+from .exact import EMPTY, Exact, Newest, Source
 from .segments import Segments
 from .tensors import byte_count
 
@@ -27,12 +27,14 @@ class Arrived:
         new: `[batch, 1 or sets, n]`, like `positions`, for the tokens that have just come, held or not.
         count: `[batch]` number of real tokens of each row so far, held or not.
         limits: `[batch, 1 or sets]`, number of slots that each set may use; None = all. The other slots are dead.
+        several: whether each row is known to have got several real tokens.
     """
 
     positions: Tensor
     new: Tensor
     count: Tensor
     limits: Tensor | None = None
+    several: bool = False
 
 
 def no_mask() -> None:
@@ -45,13 +47,16 @@ class Store:
     The store grows as it fills. For compiled steps it has the slots of the whole budget from the start.
 
     If the coder rounds, every token is encoded once; later operations move or overwrite its codes. A single token is
-    first stored without rounding, and the layer calls `encode` when a whole block has come.
+    first stored without rounding, and the layer calls `encode` when a whole block has come. Rows that begin with single
+    tokens are encoded from their first whole block on, see `Exact`.
 
     Attributes:
         coder: says what lies in the columns.
         rounds, rerotation: those of the coder.
         columns: what is stored.
-        uncoded: number of newest tokens that are not encoded yet.
+        uncoded: number of single tokens since the last `encode`.
+        due: value of `uncoded` at which `encode` must be called: a block, or less if a row fills its first block then.
+        young: whether tokens from before the last `encode` have no codes, in rows without statistics.
         all_came: whether none of these was a pad in some row, and none was restored.
         dtype, device: dtype and device of keys and values; None before the first forward.
 
@@ -67,7 +72,10 @@ class Store:
         self.columns = Columns(fixed, self.rounds, ragged)  # hidden slots are also decoded
         self.dtype: torch.dtype | None = None
         self.device: torch.device | None = None
-        self.uncoded, self.all_came = 0, True
+        self.uncoded, self.due, self.young, self.all_came = 0, 0, False, True
+        #: Values of `uncoded` at which rows without statistics fill their first block, or more values; known without
+        #: reading a tensor.
+        self._first_blocks: frozenset[int] = frozenset()
 
     # ---- what there is --------------------------------------------------------------------------------------------
 
@@ -151,6 +159,8 @@ class Store:
         """Like `shown`, as it will be after one more token, if the store `rounds`; `real` `[batch, 1]` is False for
         rows whose token is a pad."""
         exact, states = self.exact, self.read(held)
+        if self._first_blocks:
+            exact.meet_blocks(self.coder.codecs)
         old = exact.oldest(real)
         codes = self.coder.encode(old.keys, old.values, old.positions, exact)  # they may not be written yet
         for read, rounded in zip(states, self.coder.decode(codes, exact), strict=True):
@@ -194,7 +204,9 @@ class Store:
             self.make(keys, values, least)
         self.uncoded, self.all_came = 0, True
         if self.rounds:
-            self.exact.clear()
+            exact = self.exact
+            exact.clear()
+            self._first_blocks, self.due, self.young = frozenset([exact.newest]), exact.newest, False
 
     def _fits(self, keys: Tensor, values: Tensor) -> bool:
         """Whether the present storage could hold such states."""
@@ -248,7 +260,26 @@ class Store:
 
     def meet(self, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         """Called before several tokens are written to a store that `rounds`; `real` `[batch, n]` bool, None = all."""
-        self.exact.meet(self.coder.codecs, (keys, values), real)
+        if self._first_blocks:
+            self.exact.meet(self.coder.codecs, (keys, values), real, waiting=self.uncoded > 0 or self.young)
+
+    def _await_first_blocks(self, at: Iterable[int]) -> None:
+        """Rows without statistics will fill their first block at these values of `uncoded`."""
+        self._first_blocks, block = frozenset(at), self.exact.newest
+        self.due = min([block, *self._first_blocks])
+        self.young = self.due < block
+
+    def _look_for_first_blocks(self) -> None:
+        """Rows may have others than before. Reads a tensor."""
+        self._await_first_blocks([self.uncoded + missing for missing in self.exact.first_blocks()])
+
+    def _find(self, arrived: Arrived, states: Source) -> None:
+        exact = self.exact
+        exact.find(arrived.positions, arrived.count, states)
+        if self._first_blocks and not arrived.several:
+            self._look_for_first_blocks()
+        elif self._first_blocks:
+            self._first_blocks, self.due, self.young = frozenset(), exact.newest, False
 
     def append(self, start: int, keys: Tensor, values: Tensor, arrived: Arrived | None = None) -> None:
         """Write new states to the slots from `start` on.
@@ -266,7 +297,7 @@ class Store:
             new_k, new_v = (torch.where(new, one, other) for one, other in zip(came, before, strict=True))
             return new_k, new_v
 
-        self.exact.find(arrived.positions, arrived.count, states)
+        self._find(arrived, states)
 
     def keep(
         self, keys: Tensor, values: Tensor, kept_indices: Tensor, held: int, arrived: Arrived, views: bool
@@ -295,7 +326,7 @@ class Store:
             slots = torch.arange(kept_indices.shape[-1], device=keys.device).expand(*keys.shape[:2], -1)
             stay = self._encoded(*states(slots), arrived.positions)
             self.columns.take(stay, slots[:, : kept_indices.shape[1]], views, arrived.limits)
-        self.exact.find(arrived.positions, arrived.count, states)
+        self._find(arrived, states)
 
     def _encoded(self, keys: Tensor, values: Tensor, positions: Tensor | None = None) -> dict[str, Tensor]:
         # The position of a pad may be anything.
@@ -307,7 +338,7 @@ class Store:
 
     def overwrite(self, slot: Tensor, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
         """Write a single token to the slot `[batch, sets, 1]`, except in rows where `real` `[batch, 1]` is False. If
-        the store `rounds`, `encode` must be called after at most a block of tokens."""
+        the store `rounds`, `encode` must be called when it is `due`."""
         if self.rounds:
             self.exact.put(slot[..., 0], keys, values, real)
             self.wrote(real)
@@ -326,9 +357,12 @@ class Store:
         self.exact.counted(real)
         self.uncoded += 1
         self.all_came = self.all_came and real is None
+        if real is not None and self._first_blocks:
+            self._look_for_first_blocks()
 
     def encode(self, together: "Sequence[Store]" = ()) -> list[Newest]:
-        """Write the codes of the single tokens that are not encoded yet.
+        """Write the codes of the single tokens that are not encoded yet. Those of rows without statistics go on
+        waiting, see `Exact`.
 
         Args:
             together: further stores whose tokens are encoded in the same operations, see `coded_kind`.
@@ -337,6 +371,9 @@ class Store:
             The newest tokens of this store and of the others, as they were before.
         """
         stores = [self, *together]
+        for store in stores:
+            if store._first_blocks:
+                store.exact.meet_blocks(store.coder.codecs)
         exact, rows = joined([store.exact for store in stores]), len(self.exact.count)
         new = exact.newest_tokens()
         codes = self.coder.encode(new.keys, new.values, new.positions, exact)
@@ -347,7 +384,11 @@ class Store:
             for at, (store, own) in enumerate(zip(stores, split_rows(new, rows), strict=True)):
                 store.columns.overwrite(own.slots, {name: states[at] for name, states in of_each.items()}, own.waits)
         for store in stores:
-            store.exact.coded.copy_(store.exact.count)
+            if not store._first_blocks:
+                store.exact.coded.copy_(store.exact.count)
+            else:
+                store.exact.encoded()
+                store._await_first_blocks([at - store.uncoded for at in store._first_blocks if at > store.uncoded])
             store.uncoded, store.all_came = 0, True
         return split_rows(new, rows)
 
@@ -379,6 +420,7 @@ class Store:
         """Called when tokens are taken back: the first `left` `[batch]` real tokens of each row remain."""
         if self.rounds:
             self.exact.taken_back(left)
+            self._look_for_first_blocks()
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
@@ -434,6 +476,8 @@ class Store:
         if "rerotated" in saved and self.rerotation is not None:
             self._add_rerotated()
         self.columns.load_state(saved, held)
+        if self.rounds:
+            self._look_for_first_blocks()
         return kind
 
 

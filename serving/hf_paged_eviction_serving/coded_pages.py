@@ -150,18 +150,25 @@ class CodedPages(StockPages):
         keys, values = (torch.stack(states, dim=1) for states in zip(*parts, strict=True))
         return keys, values
 
-    def encode(self, numbers: Tensor) -> None:
+    def encode(self, numbers: Tensor, first: Sequence[int] = ()) -> None:
         """See `Pages.encode`: layers that are alike at once."""
+        for codecs, exact in zip(self.codecs, self.exact, strict=True):
+            for number in first:
+                _of(exact, number).meet_blocks(codecs)
         for alike in self._alike:
-            exact = map_tensors(_joined, *(_rows_of(self.exact[layer], numbers) for layer in alike))
-            newest = exact.newest_tokens()
-            slots, positions, waits = (part[:, : self._sets] for part in (newest.slots, newest.positions, newest.waits))
-            records = self._encode(alike[0], newest.keys, newest.values, positions, exact)
-            of_layers = zip(alike, slots.split(len(numbers)), strict=True)
-            places = torch.cat([self.places(numbers, own, self._sets_of(layer)) for layer, own in of_layers])
-            self.write(0, places, (torch.where(waits[..., None], records, *self.copy(places)),))
+            self._encode_waiting(alike, numbers)
         for exact in self.exact:
             exact.coded.index_copy_(0, numbers, exact.count[numbers])
+
+    def _encode_waiting(self, alike: Sequence[int], numbers: Tensor) -> None:
+        """Write the records of tokens that wait, in layers that are alike."""
+        exact = map_tensors(_joined, *(_rows_of(self.exact[layer], numbers) for layer in alike))
+        newest = exact.newest_tokens()
+        slots, positions, waits = (part[:, : self._sets] for part in (newest.slots, newest.positions, newest.waits))
+        records = self._encode(alike[0], newest.keys, newest.values, positions, exact)
+        of_layers = zip(alike, slots.split(len(numbers)), strict=True)
+        places = torch.cat([self.places(numbers, own, self._sets_of(layer)) for layer, own in of_layers])
+        self.write(0, places, (torch.where(waits[..., None], records, *self.copy(places)),))
 
     # ---- attention ------------------------------------------------------------------------------------------------
 
@@ -200,9 +207,11 @@ class CodedPages(StockPages):
 
     # ---- several tokens -------------------------------------------------------------------------------------------
 
-    def meet(self, layer: int, number: int, keys: Tensor, values: Tensor) -> None:
-        """See `StockPages.meet`: the statistics of its codes."""
-        _of(self.exact[layer], number).meet(self.codecs[layer], (keys, values), None)
+    def meet(self, layer: int, number: int, keys: Tensor, values: Tensor, waiting: int) -> None:
+        """See `StockPages.meet`: the statistics of its codes, and the records of its tokens that wait."""
+        _of(self.exact[layer], number).meet(self.codecs[layer], (keys, values), None, waiting > 0)
+        if waiting:
+            self._encode_waiting([layer], torch.tensor([number], device=self.device))
 
     def pick(self, number: int, layer: int, tokens: Kept, keys: Tensor, values: Tensor, new: int) -> tuple[Tensor, ...]:
         """See `Pages.pick`: records; those that are not rounded are found again at once."""

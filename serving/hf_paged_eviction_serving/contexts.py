@@ -99,7 +99,7 @@ class ServedContext:
             block = torch.cat([layer.table.choice.block[0] for layer in paged]).to(model.device)
         return cls(
             seen=table.counters.seen,
-            coded=table.counters.seen,
+            coded=max(int(paged[0].store.exact.coded), 0) if paged[0].store.rounds else table.counters.seen,
             spans=spans_in(table.phase.bounds)[0],
             layout=layout,
             block=block,

@@ -119,8 +119,9 @@ class StockPages(Pages):
         """
         return compare(query, *self.read(layer, places), None if used is None else used[:, :, None], logits)
 
-    def meet(self, layer: int, number: int, keys: Tensor, values: Tensor) -> None:
-        """Learn from the first tokens `[1, H, n, D]` of a request how to encode the others."""
+    def meet(self, layer: int, number: int, keys: Tensor, values: Tensor, waiting: int) -> None:
+        """Learn from the first tokens `[1, H, n, D]` of a request how to encode the others; `waiting` single tokens
+        came before."""
 
     # ---- tokens ---------------------------------------------------------------------------------------------------
 

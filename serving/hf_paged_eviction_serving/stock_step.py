@@ -28,6 +28,7 @@ class StockStep(Step):
         self._singles: list[Entry] = []
         self._counts: list[Sequence[int]] = []  # tokens of each set, with these
         self._widths: list[int] = []  # of each set, most tokens of a request
+        self._meets: set[int] = set()  # entries whose tokens are the first to be encoded, by the first of each
         self._moves = defaultdict[int, list[tuple[int, Kept]]](list)  # layers and tokens, by the first of a request
 
     # ---- the first layer -----------------------------------------------------------------------------------------
@@ -53,14 +54,16 @@ class StockStep(Step):
 
     def _encode_waiting(self) -> None:
         """Encode the tokens that wait, of all requests, when one has a block of them or brings several tokens."""
-        size, waits = self._request_table.block_size, [entry for entry in self.entries if entry.waiting]
+        size = self._request_table.block_size
+        waits = [entry for entry in self.entries if entry.waiting and (entry.request.coded or entry.waiting >= size)]
         if self._pages.rounds and any(entry.count > 1 or entry.waiting >= size for entry in waits):
             self._for_all(self._request_table.encode, [entry.request for entry in waits])
             for entry in waits:
                 entry.request.coded = entry.seen
-        for entry in self.entries:
-            if entry.count > 1:
-                entry.request.coded = entry.request.seen
+        several = [entry for entry in self.entries if entry.count > 1]
+        self._meets = {entry.first for entry in several if not entry.request.coded}
+        for entry in several:
+            entry.request.coded = entry.request.seen
 
     # ---- each layer ----------------------------------------------------------------------------------------------
 
@@ -123,8 +126,9 @@ class StockStep(Step):
         keys, values, positions = tokens = self._with_held(entry, layer, new_keys, new_values)
         mask = visible(positions, positions[:, 0, -entry.count :]) if entry.seen else None
         output = compare(query, keys, values, mask, logits, causal=mask is None)
-        if not entry.seen:
-            self._pages.meet(layer, entry.request.number, keys, values)
+        if entry.first in self._meets:
+            new_k, new_v = (states[:, :, -entry.count :] for states in (keys, values))
+            self._pages.meet(layer, entry.request.number, new_k, new_v, waiting=entry.seen)
         self._seen_together(entry, layer, Queries(query, keys, logits), tokens)
         if entry.layout is None:
             table = self._request_table

@@ -75,6 +75,28 @@ def test_same_as_alone(tmp_path: Path, length: int, decoded: int, changes: dict[
     assert turned.answers["other"] != turned.answers["2"]
 
 
+@pytest.mark.parametrize("policy", ["keydiff", "paged_eviction"])
+@pytest.mark.parametrize("tokens", [1, 3, 4])
+def test_few_bits_within_the_first_block(tmp_path: Path, tokens: int, policy: str) -> None:
+    """A text of few single tokens: its mean is taken with the first question, or when its block is full."""
+    options = OPTIONS | {"policy": policy, "bits": 4}
+    file, cache = tmp_path / "context", PagedEvictionCache(model_of().config, **options)
+    for token in texts([tokens], seed=9)[0]:
+        feed(model_of(), cache, [token])
+    assert int(cache.layers[0].store.exact.coded) == (4 if tokens == 4 else -1)
+    cache.save(file)
+    questions = [*QUESTIONS, texts([2], seed=5)[0]]
+    with batching(model_of(), pool(8), **options) as turned:
+        context = running(turned).context(PagedEvictionCache.load(file, model_of().config))
+        assert context.coded == (4 if tokens == 4 else 0)
+        for at, question in enumerate(questions):
+            turned.add(str(at), question, 9, context=context)
+        turned.run()
+    for at, question in enumerate(questions):
+        cache = PagedEvictionCache.load(file, model_of().config)
+        assert turned.answers[str(at)] == answer(model_of(), cache, question, 9), at
+
+
 def running(turned: Any) -> Any:
     """The object that `paged_batching` has handed out."""
     return vars(turned.manager.model)["init_continuous_batching"].__self__

@@ -168,6 +168,8 @@ def _calls(random: Random, family: str, options: dict[str, Any], budget: int) ->
         weights["crop"] = 8
     names = random.choices(list(weights), list(weights.values()), k=random.randint(2, 6))
     calls: list[Call] = [prompt()]
+    if "bits" in options and random.random() < 0.3:  # the first block comes in single tokens
+        calls = [("feed", 1, random.choice(pads)), ("steps", random.randint(1, 9), random.choice(pads))]
     for name in names:
         calls.append(makers[name]())
         if name in ("anew", "gradient", "fail"):

@@ -227,7 +227,7 @@ class Game:
             try:
                 logits = self._say(self.cache, *columns)
             except ValueError as error:
-                if re.match(r"budget='\d+B'|budget='\d+%' of", str(error)):  # known only now
+                if re.match(r"budget='[\d.]+[kMG]?B'|budget='\d+%' of", str(error)):  # known only now
                     raise _refusal(error) from error
                 raise
         self.slow.compare(self.cache, logits, self.tolerance)

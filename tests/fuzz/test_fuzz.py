@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from drawing import draw
-from playing import RECURRENT, Case, Game, RefusedError, play
+from playing import RECURRENT, Call, Case, Game, RefusedError, play
 from run import Count, one
 from smallest import failure_of, message_of, script, smallest
 
@@ -142,6 +142,56 @@ FOUND = {
         seed=6317,
     ),
 }
+
+
+#: What may happen while single tokens fill the first block of a row in few bits.
+IN_A_FIRST_BLOCK: dict[str, tuple[Call, ...]] = {
+    "nothing": (),
+    "chunks": (("feed", 3, "none"), ("steps", 1, "none"), ("feed", 2, "none")),
+    "a chunk with pads": (("feed", 3, "left"),),
+    "a chunk that overflows": (("feed", 30, "left"),),
+    "tokens taken back": (("crop", 2),),
+    "all tokens taken back": (("crop", 9),),
+    "rows reordered": (("order", "reorder"),),
+    "rows selected": (("order", "select"),),
+    "rows repeated": (("order", "repeat"),),
+    "saved": (("save",),),
+    "copied": (("copy",),),
+    "a smaller budget": (("shrink", 1),),
+    "tokens hidden": (("hide", "end", 1, False),),
+    "tokens forgotten": (("forget", [(1, 2)], False),),
+    "other spans protected": (("protect", [(3, 6)]),),
+    "begun anew": (("reset",), ("feed", 1, "none"), ("steps", 2, "none")),
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"record_past": True, "heads": "separate"},
+        {"static": True, "policy": "value_norm"},
+        {"policy": "snapkv(window=4)"},
+        {"policy": "keydiff", "allocator": "heads", "heads": "separate"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("calls", IN_A_FIRST_BLOCK.values(), ids=IN_A_FIRST_BLOCK)
+def test_single_tokens_of_few_bits_from_the_start(calls: tuple[Call, ...], options: dict[str, Any]) -> None:
+    static = "static" in options
+    case = Case(
+        options={"block_size": 4, "budget": 20, "bits": (4, 2), **options},
+        calls=(
+            ("feed", 1, "none" if static else "any"),
+            ("steps", 2, "none" if static else "any"),
+            *calls,
+            ("steps", 18, "none"),
+        ),
+        attention="paged_eviction" if "allocator" in options or "window" in options.get("policy", "") else "sdpa",
+        rows=3,
+        seed=4,
+    )
+    assert play(case).forwards
 
 
 @pytest.mark.parametrize("first", range(5000, 5120, 30))

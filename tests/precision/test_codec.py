@@ -85,17 +85,20 @@ def test_without_bits_nothing_is_rounded() -> None:
 
 
 def test_sizes_are_those_of_real_tokens() -> None:
-    """The fourth root of a channel's squares beside those of all channels; 16 tokens count as having them alike."""
+    """The fourth root of a channel's squares beside those of all channels; 16 tokens count as having them alike. Pads
+    may be anything."""
     states, real = torch.randn(1, 2, 12, 6, dtype=torch.float64) * torch.tensor([9.0, 1, 1, 0, 1, 1]), torch.ones(1, 12)
-    states[:, :, :2], real[:, :2] = 1e3, 0
+    states[:, :, :2], real[:, :2] = torch.nan, 0
     codec, row = Codec(4, turned=True, centred=True), states[:, :, 2:]
-    sizes_of_real = codec.sizes(states, None, real.bool())
+    sizes_of_real = codec.sizes(states, None, real.bool()[:, None])
     shares = row.square().mean(2, keepdim=True) / row.square().mean((2, 3), keepdim=True)
     expected = ((10 * shares + 16) / 26) ** 0.25
     assert torch.equal(sizes_of_real, expected.bfloat16().double()) and torch.equal(
         sizes_of_real, codec.sizes(row, None, None)
     )
     assert torch.equal(codec.sizes(torch.zeros(1, 1, 3, 4), None, None), torch.ones(1, 1, 1, 4))
+    mean = codec.mean(states, torch.arange(12)[None], real.bool()[:, None])
+    assert torch.equal(mean, codec.mean(row, torch.arange(10)[None], None))
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -64,7 +64,9 @@ class Rounding:
 
     Attributes:
         means: of keys and values `[heads, 1, dim]` in few digits, what is subtracted before they are rounded: their
-            mean over the first tokens, if these were several, before the model turned them; None = nothing.
+            mean over the first tokens before the model turned them; None = nothing. The first tokens are those that
+            have come when several come at once, or when there is a block of them.
+        met: whether these tokens have come.
         sizes: as `means`, what channels are divided by, from the first tokens less their mean.
         below: tokens before this position have been outside the newest ones, and never come back as they were.
         count: real tokens that have been taken in.
@@ -72,6 +74,7 @@ class Rounding:
 
     means: tuple[Tensor | None, Tensor | None] = (None, None)
     sizes: tuple[Tensor | None, Tensor | None] = (None, None)
+    met: bool = False
     below: int = 0
     count: int = 0
 
@@ -387,16 +390,17 @@ class SlowCache:
         return mean if rotary is None else rotary.rotate(mean[None], position.clamp(min=0)[None, None])[0].to(mean)
 
     def _mean(self, record: LayerRecord, row: int, kind: int, columns: list[int]) -> Tensor | None:
-        """Of the first columns of this row, see `Rounding.means`."""
+        """Of these columns of this row, see `Rounding.means`."""
         if self.bits[kind] is None or not (kind == 0 or self.latent):
             return None
         states = record.states[kind][row][:, columns]
         if record.rotaries[kind] is not None:
-            states = record.rotaries[kind].unrotate(states[None], torch.arange(len(columns))[None, None])[0]
+            places = (self.real[row].long().cumsum(0) - 1)[columns]
+            states = record.rotaries[kind].unrotate(states[None], places[None, None])[0]
         return states.mean(1, keepdim=True).bfloat16().to(record.states[kind])
 
     def _sizes(self, record: LayerRecord, row: int, kind: int, columns: list[int]) -> Tensor | None:
-        """Of the first columns of this row, see `Rounding.sizes`."""
+        """Of these columns of this row, see `Rounding.sizes`."""
         if record.rounding[row].means[kind] is None:
             return None
         offset = self._offset(record, row, kind, self.real[row].long().cumsum(0) - 1)
@@ -417,11 +421,13 @@ class SlowCache:
                 record.rule.commit(0)
             for row, rounding in enumerate(record.rounding):
                 came = [at for at in range(self.seen - count, self.seen) if self.real[row, at]]
-                # A single column shows nothing, nor does one real token among several.
-                if not rounding.count and count > 1 and len(came) > 1:
-                    rounding.means = self._mean(record, row, 0, came), self._mean(record, row, 1, came)
-                    rounding.sizes = self._sizes(record, row, 0, came), self._sizes(record, row, 1, came)
                 rounding.count += len(came)
+                if not rounding.met and (len(came) > 1 or rounding.count >= self.block):
+                    stay = (self.real[row, : self.seen] & self.visible[row, : self.seen]).nonzero()[:, 0].tolist()
+                    rounding.met = True
+                    if stay:  # a mask may have hidden all of them
+                        rounding.means = self._mean(record, row, 0, stay), self._mean(record, row, 1, stay)
+                        rounding.sizes = self._sizes(record, row, 0, stay), self._sizes(record, row, 1, stay)
                 rounding.below = max(rounding.below, rounding.count - self.block)
 
     def can_crop(self, count: int) -> bool:
