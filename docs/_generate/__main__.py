@@ -19,7 +19,6 @@ import api_pages
 import command_pages
 import comparison_table
 import endless_picture
-import front
 import long_pages
 import measured
 import memory_tables
@@ -43,7 +42,6 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "counts": policy_pages.counts,
     "decode": measured.decode,
     "endless-text": measured.endless_text,
-    "front": front.front,
     "lazy-reuse": measured.lazy_reuse,
     "long-answers": long_pages.long_answers,
     "long-front": long_pages.front,

@@ -1,63 +1,44 @@
-"""What the README shows: the lines of its table, of which its picture shows one column."""
+"""What the README's picture shows: a column of the table of real models."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import memory_tables as kept
-from writing import table
 
 #: The model that anybody can fetch, and which has all lines.
 MODEL = "smollm2"
-#: Kinds of caches, and the shares of memory that the README shows of each.
+#: Kinds of caches, and the shares of memory that the picture shows of each.
 _SHOWN = (
     ("prepared", (1 / 2, 1 / 4, 1 / 8, 1 / 16)),
     ("without", (1 / 4, 1 / 8, 1 / 16)),
     ("paged_eviction", (1 / 4,)),
     ("random", (1 / 4,)),
 )
-#: Columns of right answers, as `memory_tables` asks for them.
-_ASKED = {
-    "one fact, asked after compression: right, %": ("later", False),
-    "asked in the prompt": ("before", False),
-}
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table.
+    """A bar of the picture.
 
     Attributes:
         cache: its name.
         share: of the memory of 16-bit keys and values.
-        cells: nats that running text loses, and right answers of each column.
+        right: right answers about one fact that is asked for after compression, in percent.
     """
 
     cache: str
     share: str
-    cells: tuple[str, ...]
-
-    @property
-    def right(self) -> int:
-        """Right answers about one fact that is asked for after compression, in percent."""
-        return int(self.cells[1].partition(" ")[0])
+    right: int
 
 
 def lines() -> list[Line]:
-    """All lines but that of the full cache."""
+    """All caches but the full one."""
     frame = kept.rows(MODEL)
     found = []
     for name, shares in _SHOWN:
         for share in shares:
             group = frame[(frame["cache"] == name) & (frame["share"] == share)]
-            right = (kept.right(kept.asked(group, *question)) for question in _ASKED.values())
-            found.append(Line(kept.CACHES[name], kept.SHARES[share], (kept.lost(frame, group), *right)))
+            right = kept.right(kept.asked(group, "later", False))
+            found.append(Line(kept.CACHES[name], kept.SHARES[share], int(right.partition(" ")[0])))
     return found
-
-
-def front(_: str) -> str:
-    """The table of the README."""
-    header = ("cache", "memory", "running text: nats lost", *_ASKED)
-    body = [["full cache", "1", "0", *("100" for _ in _ASKED)]]
-    body += [[line.cache, line.share, *line.cells] for line in lines()]
-    return table(header, body)

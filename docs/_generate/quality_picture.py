@@ -1,4 +1,4 @@
-"""The picture of the README: how many answers are left, a column of its table."""
+"""The picture of the README: how many answers are left, a column of the table of real models."""
 
 from __future__ import annotations
 
