@@ -11,6 +11,7 @@ import models
 import modes
 from evicting import binding
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.queries import observer
 
 pytestmark = pytest.mark.contract
 
@@ -40,13 +41,13 @@ def test_what_a_copy_costs() -> None:
     assert sizes[1] == 1.5 * sizes[0]
 
 
-def test_policies_see_the_attention_that_was_paid() -> None:
+def test_policies_see_the_attention_that_was_paid(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are worked out later for a whole block are those of each step, with the keys where they stood."""
     model = models.shared("llama", "paged_eviction")
     cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy="h2o", positions="cache")
     layer = cache.layers[0]
     paid: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by position: query, keys, positions of the keys
-    attended, with_kept, compared = layer.attended, layer.recorder.observer._with_kept, []
+    own, attended, with_kept, compared = layer.recorder.observer, layer.attended, observer._with_kept, []
 
     def note(queries: Any) -> None:
         if queries.query.shape[2] == 1:
@@ -54,18 +55,20 @@ def test_policies_see_the_attention_that_was_paid() -> None:
             paid[at] = queries.query.clone(), queries.key.clone(), layer.positions.clone()
         attended(queries)
 
-    def look(observation: Any, key: Tensor, positions: Tensor, seen: Tensor, due: Tensor) -> Any:
-        for at in range(int(seen) - 4, int(seen)):
+    def look(observers: Any, statistics: Any, key: Tensor, positions: Tensor, seen: Tensor, *rest: Tensor) -> Any:
+        row = observers.index(own) if own in observers else None  # layers stand one behind the other
+        for at in () if row is None else range(int(seen[row]) - 4, int(seen[row])):
             query, keys, held = paid[at]
             for head in range(2):
-                there = [slot for slot, p in enumerate(positions[0, head].tolist()) if p <= at]
-                slots = [held[0, head].tolist().index(positions[0, head, slot]) for slot in there]
-                own = query[0, 2 * head] @ keys[0, head, slots].T
-                now = query[0, 2 * head] @ key[0, head, there].T
-                compared.append(float((own - now).abs().max()))
-        return with_kept(observation, key, positions, seen, due)
+                there = [slot for slot, p in enumerate(positions[row, head].tolist()) if 0 <= p <= at]
+                slots = [held[0, head].tolist().index(positions[row, head, slot]) for slot in there]
+                before = query[0, 2 * head] @ keys[0, head, slots].T
+                now = query[0, 2 * head] @ key[row, head, there].T
+                compared.append(float((before - now).abs().max()))
+        return with_kept(observers, statistics, key, positions, seen, *rest)
 
-    layer.attended, layer.recorder.observer._with_kept = note, look
+    layer.attended = note
+    monkeypatch.setattr(observer, "_with_kept", look)
     ids = models.prompts([60])[0][None]
     feed = partial(modes.forward, model, cache, ids, torch.ones_like(ids))
     feed(0, 28)

@@ -59,11 +59,11 @@ def test_wrong_files(tmp_path: Path) -> None:
     for content, message in (
         (b"", f"{file} is empty"),
         (b"\xef\xbb\xbf\n \n", f"{file} is empty"),
-        (gzip.compress(good), f"{file} is gzipped"),
-        (good + b'{"a": "\xe9"}\n', f"{file}, line 2: not UTF-8 "),
+        (gzip.compress(good), f"{file}, line 1: not JSON in UTF-8"),
+        (good + b'{"a": "\xe9"}\n', f"{file}, line 2: not JSON in UTF-8"),
         (good[: len(good) // 2], f"{file}, line 1: not JSON"),
         (good + b"null\n", f"{file}, line 2: null is not a record"),
-        (b"[" * 100_000, f"{file}, line 1: not a record"),
+        (b"[" * 100_000, f"{file}, line 1: not JSON"),
         (good + b'{"a": ' + b"9" * 5000 + b"}", f"{file}, line 2: not JSON"),
     ):
         with pytest.raises(UserError, match=message):
