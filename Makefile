@@ -118,7 +118,7 @@ test-canary: ## the wheel, README and a minute of the contract suite on what pip
 test-next: ## the same with pre-releases
 	$(PYTHON) .ci/canary.py .venvs/next '$(CANARY_TORCH)' --pre
 
-fuzz-vllm: .venvs/vllm/.stamp ## draw servers of vLLM and compare every answer with a cache alone; SEEDS="0 100" (an hour)
+fuzz-vllm: .venvs/vllm/.stamp ## draw servers of vLLM and compare every answer with a cache alone; SEEDS="0 100" (an hour), or "0 100 small": small budgets
 	$(ONE_THREAD) .venvs/vllm/bin/python vllm_plugin/tests/draw_servers.py $(or $(SEEDS),0 100)
 
 fuzz: .venv/.stamp-dev ## draw all options and calls together and compare with a slow cache; SECONDS=600 SEED=0

@@ -1,14 +1,18 @@
 """What `PagedEvictionCache` alone gives, with the chunks that vLLM has read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from hf_paged_eviction import CacheOptions, PagedEvictionCache
-from hf_paged_eviction.internals import FixedAllocator, shown_queries
+from hf_paged_eviction.internals import FixedAllocator, rank_keys, shown_queries
+from hf_paged_eviction.layer import overflow
+from hf_paged_eviction.table import victims
 
 
 def cache_of(config: Any, options: dict[str, Any]) -> PagedEvictionCache:
@@ -49,6 +53,28 @@ class Rounding:
         )
 
 
+@contextmanager
+def moved_scores(part: float) -> Iterator[None]:
+    """Caches move all scores by this part of their size before they round and rank them.
+
+    vLLM computes keys with other kernels, so their last bits differ from those of a cache alone. A score half-way
+    between two levels may come to either, and of two tokens another one goes. If so, a cache alone does the same with
+    scores that are moved by as little.
+    """
+
+    def moved(scores: Tensor, positions: Tensor, valid: Tensor, absolute_noise: bool = False) -> Tensor:
+        usable, sizes = valid & scores.isfinite(), scores.abs()
+        if absolute_noise:
+            sizes = sizes.where(usable, 0.0).sum(-1, keepdim=True) / usable.sum(-1, keepdim=True).clamp_min(1)
+        return rank_keys(scores + part * sizes, positions, valid, absolute_noise)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if part:
+            for module in (overflow, victims):
+                patch.setattr(module, "rank_keys", moved)
+        yield
+
+
 @torch.no_grad()
 def answer(
     model: Any,
@@ -81,4 +107,4 @@ def answer(
     return found
 
 
-__all__ = ["Rounding", "answer", "cache_of", "shown_queries"]
+__all__ = ["Rounding", "answer", "cache_of", "moved_scores", "shown_queries"]
