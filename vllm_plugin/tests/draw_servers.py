@@ -115,7 +115,7 @@ def server_of(rng: random.Random, small: bool = False) -> tuple[str, dict[str, A
     """A family of models, options of a cache and arguments of vLLM.
 
     Args:
-        small: a small budget, so that many requests go on from snapshots beyond it.
+        small: a small budget, so that more requests go on from snapshots beyond it.
     """
     family = rng.choice(["llama", "llama", "llama_of_four", "gemma3"])
     layers = {"llama": 2, "llama_of_four": 4, "gemma3": 2}[family]

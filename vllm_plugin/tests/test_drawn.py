@@ -11,6 +11,6 @@ def test_all_answers_are_those_of_a_cache_alone(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [100, 104])
-def test_many_go_on_beyond_the_budget(seed: int) -> None:
+def test_servers_with_small_budgets(seed: int) -> None:
     """100: a score half-way between two levels. 104: a request that loses its blocks goes on from its own beginning."""
     assert run(seed, small=True) == []
