@@ -41,9 +41,11 @@ def test_in_the_interpreter() -> None:
 
 @pytest.fixture(autouse=True)
 def _on_a_cpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter runs on a CPU, where a function in C or a compiler would read the codes."""
+    """The interpreter runs on a CPU, where a function in C, called anew or prepared, or a compiler would read the
+    codes."""
     if DEVICE == "cpu":
         monkeypatch.setattr(native, "launch", launching.launch)
+        monkeypatch.setattr(fused.CodesReader, "_prepare", lambda *_: None)
         monkeypatch.setattr(fused, "_missing", lambda device: None)
 
 
