@@ -184,8 +184,8 @@ class LayerState:
         table = self.table
         held, budget = 0 if table is None else table.held, self.budget.now.tokens
         evicted_tokens = evicted_blocks = 0
-        if table is not None and held:
-            if table.limits is not None:
+        if table is not None and self.seen:
+            if held and table.limits is not None:
                 held = budget = round(table.limits.double().mean().item())
             evicted_tokens = int(table.evicted_tokens.sum()) + self.padding.tokens_hidden
             evicted_blocks = int(table.choice.evicted_blocks.sum())

@@ -173,3 +173,14 @@ def test_taking_back_nothing_does_nothing(family: str, argument: int) -> None:
     cache.crop(argument)
     assert cache.get_seq_length() == 30
     assert torch.equal(feed(family, cache, 30, 32), feed(family, before, 30, 32))
+
+
+def test_evicted_tokens_count_where_nothing_that_is_held_is_left() -> None:
+    model = models.shared("llama")
+    cache = PagedEvictionCache(model.config, budget=5, block_size=1, policy="recency")
+    ids = models.prompts([6])[0][None]
+    modes.forward(model, cache, ids, torch.ones_like(ids), 0, 6)
+    for taken, held, evicted in ((4, 1, 1), (1, 0, 1), (1, 0, 0)):  # the first token was evicted
+        cache.crop(-taken)
+        stats = cache.stats()
+        assert (stats.mean_held, stats.evicted_tokens) == (held, evicted * len(cache.layers))
