@@ -276,11 +276,14 @@ class Exact:
 
     def vacate(self, gone: Tensor) -> None:
         """Remove the tokens in these slots, `[B, 1 or H, held]` bool."""
-        left = gone.expand(-1, self.slots.shape[1], -1).gather(-1, self.slots.clamp_min(0))
-        self.slots.masked_fill_(left, EMPTY)
+        if gone.shape[-1]:  # after crop there may be none, and then there is nothing to look up
+            left = gone.expand(-1, self.slots.shape[1], -1).gather(-1, self.slots.clamp_min(0))
+            self.slots.masked_fill_(left, EMPTY)
 
     def reorder(self, order: Tensor) -> None:
         """Note that slot `s` holds the token of slot `order[s]` now, `[B, 1 or H, held]`."""
+        if not order.shape[-1]:
+            return
         slots = torch.empty_like(order).scatter_(
             -1, order, torch.arange(order.shape[-1], device=order.device).expand_as(order)
         )

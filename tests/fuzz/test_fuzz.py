@@ -20,6 +20,14 @@ from witness import Witness, check_all_told
 
 #: Each failed when it was found.
 FOUND = {
+    "hidden where crop has left nothing that is held": Case(
+        options={"block_size": 1, "sink_tokens": 0, "budget": 4, "bits": 8},
+        calls=(("steps", 6, "none"), ("crop", 4), ("hide", "any", 5, True)),
+        family="gemma3n",
+        rows=3,
+        seed=9495,
+        pass_mask=False,
+    ),
     "heads get their shares while a single token waits whose query was compared with equal ones": Case(
         options={"block_size": 3, "budget": 18, "record_past": True, "allocator": "heads", "policy": "observed"},
         calls=(("feed", 21, "any"), ("steps", 3, "none")),
