@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -98,12 +99,14 @@ class Document:
         ids: `[1, tokens]` int64.
         following: `[1, FOLLOWING]`, how the text goes on.
         questions: `EACH` of each kind.
+        facts: tokens of all facts, `[start, end)` of each.
         digest: of text, continuation and questions, 12 hexadecimal digits.
     """
 
     ids: Tensor
     following: Tensor
     questions: tuple[Question, ...]
+    facts: tuple[tuple[int, int], ...]
     digest: str
 
 
@@ -128,8 +131,17 @@ def document(tokenizer: Any, length: int, index: int) -> Document:
     opening = [token for token in tokenizer("")["input_ids"] if token != tokenizer.eos_token_id][:1]
     ids = torch.tensor([opening + _ids(tokenizer, whole)])
     after = torch.tensor([_ids(tokenizer, following)[:FOLLOWING]])
+    facts = _spans(tokenizer, whole, [*loose, *(line for chain in chains for line in chain)], len(opening))
     told = "\n".join([whole, tokenizer.decode(after[0]), *(f"{one.ask}|{one.answer}" for one in questions)])
-    return Document(ids, after, tuple(questions), hashlib.sha256(told.encode()).hexdigest()[:12])
+    return Document(ids, after, tuple(questions), facts, hashlib.sha256(told.encode()).hexdigest()[:12])
+
+
+def _spans(tokenizer: Any, whole: str, lines: list[str], before: int) -> tuple[tuple[int, int], ...]:
+    """The tokens of lines of a text, in their order, with `before` tokens before the text."""
+    offsets = tokenizer(whole, add_special_tokens=False, verbose=False, return_offsets_mapping=True)["offset_mapping"]
+    starts, ends = zip(*offsets, strict=True)
+    places = sorted((whole.index(f"{line}\n"), len(line)) for line in lines)
+    return tuple((before + bisect_right(ends, at), before + bisect_left(starts, at + size)) for at, size in places)
 
 
 def _facts(draw: random.Random) -> tuple[list[str], list[list[str]], list[Question]]:

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from kvpress import AdaKVPress, ExpectedAttentionPress, KVzipPress
+from long_documents import Document
 from long_reader import FULL, Reader, add_options, append, facts_of_run, measure, question_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
@@ -36,7 +37,7 @@ class Pressed:
     name: str
     share: str = ""
 
-    def make(self, config: Any, tokens: int) -> DynamicCache:
+    def make(self, config: Any, one: Document) -> DynamicCache:
         """An empty cache."""
         return DynamicCache(config=config)
 

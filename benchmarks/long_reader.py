@@ -37,8 +37,8 @@ class Kind(Protocol):
     @property
     def share(self) -> str: ...
 
-    def make(self, config: Any, tokens: int) -> Any:
-        """An empty cache for a text of so many tokens."""
+    def make(self, config: Any, one: Document) -> Any:
+        """An empty cache for a document."""
 
     def reading(self, model: Any) -> AbstractContextManager[Any]:
         """In which the model reads."""
@@ -99,9 +99,9 @@ class Reader:
         takes = inspect.signature(model.forward).parameters
         self._argument = "cache" if "cache" in takes else "past_key_values"  # of newer and older transformers
 
-    def read(self, ids: Tensor, kind: Kind) -> tuple[Any, Tensor, Row]:
+    def read(self, one: Document, kind: Kind) -> tuple[Any, Tensor, Row]:
         """A cache that has read, logits of the next token, and what it cost."""
-        cache, most = kind.make(self.model.config, ids.shape[1]), 0
+        ids, cache, most = one.ids, kind.make(self.model.config, one), 0
 
         def look(*_: Any) -> None:
             nonlocal most
@@ -157,7 +157,7 @@ def question_rows(reader: Reader, one: Document, kind: Kind, wanted: set[int] | 
     Args:
         wanted: questions to ask; None = all.
     """
-    cache, last, cost = reader.read(one.ids, kind)
+    cache, last, cost = reader.read(one, kind)
     for number, question in enumerate(one.questions):
         if wanted is None or number in wanted:
             yield {"kind": question.kind, "question": number, **reader.ask(question, cache)}

@@ -11,9 +11,11 @@ are asked only what the full cache answers. The words of an answer are given; ea
 where two facts have to be joined, must be the cache's first choice.
 
 Caches, of which shares are of the bytes of 16-bit keys and values:
-  prepared@1/8     the default for this many bytes, with the profile of `prepare` (measured first, if there is none)
-  unprepared@1/8   the default for this many bytes, without a profile
+  prepared@1/8     the default for this share, with the profile of `prepare` (measured first, if there is none)
+  unprepared@1/8   the default for this share, without a profile
   POLICY@1/8       any policy of this package, in 16 bits, so that its share of tokens is the same
+  oracle@1/8       prepared@1/8 which is told where the facts are, and does not evict them
+  bits4, bits2     all tokens, in so many bits: what evicting none loses
   int4, int2       `QuantizedCache` of transformers with optimum-quanto, which has the size that it has
 
 Rows are written when a cache is done with a document; a run that was stopped goes on with the next one. The file has
@@ -43,7 +45,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, Quan
 
 from hf_paged_eviction import PagedEvictionCache, prepare
 
-PREPARED, UNPREPARED = "prepared", "unprepared"
+PREPARED, UNPREPARED, ORACLE = "prepared", "unprepared", "oracle"
+#: Caches that have the size that they have, and the bits of those that hold all tokens.
+_SIZED = (FULL, "int4", "int2", "bits8", "bits4", "bits3", "bits2")
+#: Tokens of a question with its answer, or of the text that follows; and of a block.
+_BEHIND, _BLOCK = 256, 16
 #: Tokens of a long answer, and of a part of it that has a row of its own.
 _ANSWER, _PART = 1000, 250
 
@@ -63,7 +69,7 @@ class Held:
             ValueError: the share is missing, or none.
         """
         name, _, share = text.strip().partition("@")
-        if name in (FULL, "int4", "int2"):
+        if name in _SIZED:
             if share:
                 raise ValueError(f"{text!r}: {name} has no share, write {name!r}")
         elif not share or not 0 < Fraction(share) <= 1:
@@ -74,28 +80,28 @@ class Held:
         """The model reads as it is."""
         return nullcontext()
 
-    def make(self, config: Any, tokens: int) -> Any:
-        """An empty cache for a text of so many tokens."""
+    def make(self, config: Any, one: Document) -> Any:
+        """An empty cache for a document."""
+        tokens = one.ids.shape[1]
         if self.name == FULL:
             return DynamicCache(config=config)
-        if not self.share:
-            bits = int(self.name.removeprefix("int"))
+        if self.name.startswith("int"):
             sizes = {"axis_key": 0, "axis_value": 0, "q_group_size": 64, "residual_length": 128}
-            return QuantizedCache("quanto", config, nbits=bits, **sizes)
-        share = Fraction(self.share)
+            return QuantizedCache("quanto", config, nbits=int(self.name.removeprefix("int")), **sizes)
+        if not self.share:
+            room = -(-(tokens + _BEHIND) // _BLOCK) * _BLOCK
+            return PagedEvictionCache(config, room, policy="keydiff", bits=int(self.name[-1]))
+        if self.name not in (PREPARED, UNPREPARED, ORACLE):
+            room = int(tokens * Fraction(self.share)) // _BLOCK * _BLOCK
+            return PagedEvictionCache(config, room, policy=self.name)
+        budget = f"{float(100 * Fraction(self.share))}% of memory of {tokens} tokens"
+        facts = one.facts if self.name == ORACLE else None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is no profile is what is measured
-            if self.name in (PREPARED, UNPREPARED):
-                # Profiles are found by the configuration object: a copy has none.
-                config = config if self.name == PREPARED else copy.deepcopy(config)
-                return PagedEvictionCache(config, f"{int(bytes_per_token(config) * tokens * share)}B")
-            return PagedEvictionCache(config, int(tokens * share) // 16 * 16, policy=self.name)
-
-
-def bytes_per_token(config: Any) -> int:
-    """Bytes of a token's keys and values in 16 bits."""
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(config.num_hidden_layers * 2 * config.num_key_value_heads * width * 2)
+            # Profiles are found by the configuration object: a copy has none.
+            return PagedEvictionCache(
+                copy.deepcopy(config) if self.name == UNPREPARED else config, budget, protect=facts
+            )
 
 
 class Answers:
@@ -114,7 +120,7 @@ class Answers:
         if self._digest != one.digest:
             self._ids, self._expected = self._write(one)
             self._digest = one.digest
-        cache, last, _ = self._reader.read(one.ids, kind)
+        cache, last, _ = self._reader.read(one, kind)
         logits = [last[0, -1], *(self._reader.feed(token.view(1, 1), cache)[0, -1] for token in self._ids[:-1])]
         found = torch.stack(logits).log_softmax(-1)
         for at in range(0, _ANSWER, _PART):
@@ -125,7 +131,7 @@ class Answers:
 
     def _write(self, one: Document) -> tuple[Tensor, Tensor]:
         """The full cache's answer, `[_ANSWER]`, and its log probabilities, `[_ANSWER, vocabulary]`."""
-        cache, last, _ = self._reader.read(one.ids, Held(FULL))
+        cache, last, _ = self._reader.read(one, Held(FULL))
         logits = [last[0, -1]]
         while len(logits) < _ANSWER:
             logits.append(self._reader.feed(logits[-1].argmax().view(1, 1), cache)[0, -1])
@@ -138,7 +144,7 @@ def _run(options: argparse.Namespace) -> None:
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
     kinds = [Held.of(text) for text in options.caches.split(",")]
-    if any(kind.name == PREPARED for kind in kinds):
+    if any(kind.name in (PREPARED, ORACLE) for kind in kinds):
         print(f"profile: {prepare(model, tokenizer).path}", flush=True)
     model.set_attn_implementation("paged_eviction")
     reader = Reader(model, tokenizer, options.chunk)

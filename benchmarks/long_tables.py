@@ -20,7 +20,12 @@ FEWEST = 4
 TITLES = {
     "full": "full cache",
     "prepared": "after `prepare`",
+    "oracle": "after `prepare`, facts protected",
     "unprepared": "without `prepare`",
+    "bits8": "all tokens in 8 bits",
+    "bits4": "all tokens in 4 bits",
+    "bits3": "all tokens in 3 bits",
+    "bits2": "all tokens in 2 bits",
     "int4": "`QuantizedCache`, quanto int4",
     "int2": "`QuantizedCache`, quanto int2",
     "kvzip": "kvpress, KVzip",

@@ -55,6 +55,9 @@ def test_a_document_has_its_facts_and_is_the_same_each_time(script: ModuleType) 
         assert question.number in text and question.first in text
         assert not text.rstrip().endswith(question.number + ".")
         assert [question.answer[start:end] for start, end in question.found()][-1] == question.number
+    facts = [text[start:end] for start, end in one.facts]
+    assert len(facts) == 42 and all(fact.endswith((".", "at the door.")) for fact in facts)
+    assert all(sum(question.number in fact for fact in facts) == 1 for question in one.questions)
     assert one.digest == document(Characters(), 6000, 3).digest != document(Characters(), 6000, 4).digest
     with pytest.raises(ValueError, match="another length"):
         document(Characters(), 1000, 0)
@@ -118,7 +121,23 @@ def test_a_cache_that_holds_everything_answers_as_the_full_one(script: ModuleTyp
         assert ours["nats"] == pytest.approx(theirs["nats"], abs=1e-2)  # questions evict some tokens
 
 
-@pytest.mark.parametrize("wrong", ["prepared", "keydiff@0", "keydiff@3/2", "int4@1/4"])
+@pytest.mark.filterwarnings("ignore:Attention now reaches further")
+def test_an_oracle_keeps_the_facts_and_few_bits_keep_all_tokens(script: ModuleType) -> None:
+    reader, one = (
+        script.Reader(models.shared("llama", "paged_eviction"), Characters(), 512),
+        document(Characters(), 8000, 0),
+    )
+    with torch.inference_mode():
+        of_all, oracle, other = (
+            reader.read(one, script.Held.of(text))[0] for text in ("bits4", "oracle@1/6", "unprepared@1/6")
+        )
+    assert of_all.bits == [4, 4] and of_all.stats().evicted_tokens == 0 < oracle.stats().evicted_tokens
+    oracle.protect(one.facts)  # warns if any is gone
+    with pytest.warns(UserWarning, match="do not come back"):
+        other.protect(one.facts)
+
+
+@pytest.mark.parametrize("wrong", ["prepared", "keydiff@0", "keydiff@3/2", "int4@1/4", "bits2@1/2"])
 def test_a_cache_without_a_size_is_refused(script: ModuleType, wrong: str) -> None:
     with pytest.raises(ValueError, match="share"):
         script.Held.of(wrong)
