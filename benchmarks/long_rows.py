@@ -158,10 +158,10 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _table(options: argparse.Namespace) -> None:
-    from long_tables import answers, tables
+    from long_tables import answers, tables, ways
 
     rows = read_rows(options.output)
-    print(tables(rows), answers(rows), sep="\n\n")
+    print(tables(rows), ways(rows), answers(rows), sep="\n\n")
 
 
 def main() -> None:

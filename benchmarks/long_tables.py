@@ -159,3 +159,61 @@ def tables(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
             made = table((*header, "text: nats lost", "reading, s", "peak, MiB"), body)
             found.append(f"{titles.get(model, model)}, {length:,} tokens {how}:\n\n{made}")
     return "\n\n".join(found)
+
+
+def ways(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
+    """What reading in chunks loses against one forward, by documents that a cache has read in both ways; "" = none.
+
+    Args:
+        titles: what to call models.
+    """
+    found = cells(rows)
+    body = []
+    for (model, length, chunk), own in sorted(found.items()):
+        once = found.get((model, length, 0), [])
+        for name, part in dict.fromkeys((row["cache"], row["share"]) for row in once if chunk and row["share"]):
+            texts = _pairs(own, once, (name, part), "nats", {"text"})
+            asked = _pairs(own, once, (name, part), "right", {*able(own)} & {*able(once)})
+            if len(texts) < FEWEST:
+                continue
+            chunks, whole = (sum(sum(pair[at] for pair in pairs) for pairs in asked.values()) for at in (0, 1))
+            number = sum(map(len, asked.values()))
+            more = [sum(pair[0] - pair[1] for pair in pairs) for pairs in asked.values()]
+            lost = [pair[0] - pair[1] for pairs in texts.values() for pair in pairs]
+            body.append(
+                [
+                    titles.get(model, model),
+                    f"{length:,} in {chunk}",
+                    f"{TITLES.get(name, f'`{name}`')}, {part}",
+                    f"{len(texts)}",
+                    f"{chunks}/{number}",
+                    f"{whole}/{number}",
+                    f"{100 * sum(more) / number:+.1f} ± {100 * stdev(more) * sqrt(len(more)) / number:.1f}",
+                    f"{fmean(lost):+.3f} ± {stdev(lost) / sqrt(len(lost)):.3f}",
+                ]
+            )
+    header = (
+        "model",
+        "tokens",
+        "cache",
+        "documents",
+        "right in chunks",
+        "in one forward",
+        "more, %",
+        "text: nats lost",
+    )
+    return table(header, body) if body else ""
+
+
+def _pairs(
+    chunks: list[Row], once: list[Row], cache: tuple[str, str], what: str, kinds: set[str]
+) -> dict[int, list[tuple[float, float]]]:
+    """By document what a cache has in both ways of reading."""
+    ways = [
+        {(row["document"], row["kind"], row.get("question")): row[what] for row in rows if row["kind"] in kinds}
+        for rows in ([row for row in own if (row["cache"], row["share"]) == cache] for own in (chunks, once))
+    ]
+    found: dict[int, list[tuple[float, float]]] = {}
+    for key in sorted(ways[0].keys() & ways[1].keys(), key=str):
+        found.setdefault(key[0], []).append((ways[0][key], ways[1][key]))
+    return found

@@ -46,6 +46,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "long-answers": long_pages.long_answers,
     "long-front": long_pages.front,
     "long-rows": long_pages.long_rows,
+    "long-ways": long_pages.long_ways,
     "memory": memory_tables.memory,
     "peers": peers_tables.peers,
     "policies": policy_pages.sections,

@@ -7,7 +7,7 @@ from typing import Any
 
 import memory_tables
 from long_reader import FILE, read_rows
-from long_tables import FEWEST, KINDS, able, answers, cells, lines, tables
+from long_tables import FEWEST, KINDS, able, answers, cells, lines, tables, ways
 from writing import table
 
 #: Models, as their rows call them, and as the pages do; the README shows the first one that has a cell.
@@ -29,6 +29,11 @@ def _rows() -> tuple[Row, ...]:
 def long_rows(_: str) -> str:
     """A table for each model, length and way of reading."""
     return tables(_rows(), _MODELS)
+
+
+def long_ways(_: str) -> str:
+    """What chunks lose against one forward."""
+    return ways(_rows(), _MODELS)
 
 
 def long_answers(_: str) -> str:

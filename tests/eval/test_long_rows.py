@@ -177,6 +177,23 @@ def test_kinds_that_the_full_cache_does_not_answer_make_no_column(script: Module
     assert "| `keydiff` | 1/4 | 4 | 16/16 ± 6 % |  | +0.500 ± 0.000 | 1.0 | 1.0 |" in text
 
 
+def test_chunks_are_compared_by_the_questions_of_both_ways(script: ModuleType) -> None:
+    rows = []
+    for document in range(4):
+        for chunk, right, nats in ((0, (True, True), 2.0), (512, (True, document > 1), 2.5 + document % 2)):
+            key = {"model": "m", "length": 2048, "chunk": chunk, "document": document}
+            rows += [
+                {**key, "cache": "full", "share": "", "kind": "one", "question": at, "right": True} for at in (0, 1)
+            ]
+            own = {**key, "cache": "keydiff", "share": "1/4"}
+            rows += [{**own, "kind": "one", "question": at, "right": one} for at, one in enumerate(right)]
+            rows += [{**own, "kind": "one", "question": 7, "right": False}] if chunk else []  # not asked in one forward
+            rows += [{**own, "kind": "text", "nats": nats}]
+    line = "| m | 2,048 in 512 | `keydiff`, 1/4 | 4 | 6/8 | 8/8 | -25.0 ± 14.4 | +1.000 ± 0.289 |"
+    assert line in long("tables").ways(rows)
+    assert long("tables").ways(row for row in rows if row["chunk"]) == ""
+
+
 def test_long_answers_make_a_line_with_errors(script: ModuleType) -> None:
     key = {"kind": "answer", "model": "m", "length": 2048, "cache": "keydiff", "share": "1/4"}
     rows = [
