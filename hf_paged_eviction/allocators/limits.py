@@ -162,15 +162,13 @@ class Limits:
 
     def state_dict(self) -> StateDict:
         """The present limits, and what decided them."""
-        decided = {"tokens": self.tokens, "told": self._told, "real": self._real}
-        return {"mean": self.mean.tokens, **decided}
+        return {"mean": self.mean.tokens, "tokens": self.tokens, "told": self._told, "real": self._real}
 
     def load_state(self, saved: StateDict) -> None:
         """Restore the limits of another cache."""
         self.mean = self.mean.of(saved["mean"])
-        self.tokens = {int(place): tokens for place, tokens in saved["tokens"].items()}
-        self._told = {int(place): told for place, told in saved["told"].items()}
-        self._decide_for(saved.get("real"))
+        self.tokens, self._told = ({int(at): its for at, its in saved[name].items()} for name in ("tokens", "told"))
+        self._decide_for(saved["real"])
 
     @cached_property
     def heads(self) -> list[int]:

@@ -54,6 +54,7 @@ from ..tensors.graphs import leave_graphs, warn_of_leaving
 from . import context
 from .follow_up import check_new
 from .follow_up import follow_up as follow_up_inputs
+from .labels import choosers
 
 
 class _CacheClass(type):
@@ -657,15 +658,16 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
         config = config if model is None else model.config
         check_config(config)
         with context.naming(path):
-            named = policy, allocator, profile_path(profile)
-            saved = context.read(path, config, input_ids, *named, weights, must_say=model is not None)
-            recording = saved.settings.pop("record_past")
-            cache = cls(config, **saved.settings)
-            cache._weights = saved.weights or cache._weights
+            content = context.read(path, config, input_ids, weights, must_say=model is not None)
+            made = choosers(content, policy, allocator, profile_path(profile), config)
+            settings = {**content["settings"], "policy": made[0], "allocator": made[1], "profile": None}
+            recording = settings.pop("record_past")
+            cache = cls(config, **settings)
+            cache._weights = content["weights"] or cache._weights
             if recording:
                 cache.activate_past_recording()
             parts, static = (cache.layers, cache._padding, cache._limits), cache._plan.static
-            all_real = context.load(saved, *parts, device, static)
+            all_real = context.load(content, *parts, device, static)
             if static:
                 cache._plan.resume(all_real)
         return cache

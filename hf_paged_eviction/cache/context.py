@@ -3,24 +3,22 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
 
-from ..allocators import BudgetAllocator
 from ..allocators.limits import Limits
 from ..layer import saved_layer
 from ..layer.hybrid import HybridLayer
 from ..layer.paged import PagedLayer
 from ..masks.padding import Padding
-from ..policies import EvictionPolicy
 from ..precision.codec import FORMAT
-from ..tensors.saved import StateDict, put_together, take_apart
+from ..tensors.parts import map_tensors, persistent
+from ..tensors.saved import StateDict, restore, state_of
 from . import files
-from .facts import check_text, config_dtype, differences, dtype_name, model_facts, text_facts
-from .labels import choosers
+from .facts import differences, dtype_name, model_facts, text_digests
 from .other_layers import load_other, other_state
 
 #: The devices of a cache: one, or one for each layer of the model.
@@ -30,16 +28,18 @@ Devices = torch.device | str | Sequence[torch.device | str]
 # ---- saving ----------------------------------------------------------------------------------------------------------
 
 
-def layer_state(index: int, layer: Any) -> StateDict | None:
-    """The state of a layer of any kind; None = the layer has seen no token.
+def layer_state(index: int, layer: Any) -> StateDict:
+    """The state of a layer of any kind.
 
     Raises:
         ValueError: tokens are pending, or the layer has a value that cannot be saved.
     """
+    paged = isinstance(layer, PagedLayer)
     try:
-        if isinstance(layer, HybridLayer):
-            return {"paged": saved_layer.state_of(layer), "linear": other_state(layer)}
-        return saved_layer.state_of(layer) if isinstance(layer, PagedLayer) else other_state(layer)
+        return {
+            "paged": saved_layer.saved_state(layer) if paged else None,
+            "other": other_state(layer) if not paged or isinstance(layer, HybridLayer) else None,
+        }
     except ValueError as error:
         raise ValueError(f"Cannot save layer {index}: {error}") from error
 
@@ -69,31 +69,26 @@ def save(
         ValueError: the cache is empty, or see `layer_state`. TypeError, ValueError: `input_ids` are not the tokens of
             the cache. OSError: the file cannot be written.
     """
-    state = {
-        "layers": [layer_state(index, layer) for index, layer in enumerate(layers)],
-        "padding": padding.state_dict(),
-        "limits": limits.state_dict(),
-    }
-    first = next((layer for layer in layers if isinstance(layer, PagedLayer)), None)
-    if first is None or first.state.table is None:
+    states = [layer_state(index, layer) for index, layer in enumerate(layers)]
+    first = next((layer.state for layer in layers if isinstance(layer, PagedLayer)), None)
+    if first is None or first.table is None:
         raise ValueError("There is nothing to save: no paged layer has seen a token.")
-    rows, seen = first.state.rows, first.state.seen
-    tree, tensors = take_apart(state)
-    dtype, configured = dtype_name(first.state.store.dtype), config_dtype(config)
+    dtype = dtype_name(config)
     content = {
         "model": model_facts(config),
         "weights": weights,
-        "profile": None if profile is None else dict(zip(("file", "digest"), profile, strict=True)),
+        "profile": profile or (None, None),
         # The configuration of a model that was converted after loading does not have its real dtype.
-        "dtype": dtype if configured == dtype else None,
-        "settings": dict(settings),
+        "dtype": dtype if f"torch.{dtype}" == str(first.store.dtype) else None,
+        "settings": settings,
         "codes": None if settings["bits"] is None else FORMAT,
-        "rows": rows,
-        "text": None if input_ids is None else text_facts(input_ids, rows, seen),
+        "rows": first.rows,
+        "columns": first.seen,
+        "text": None if input_ids is None else text_digests(input_ids, first.rows, first.seen),
         "written by": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "state": tree,
+        "state": {"layers": states, "padding": state_of(padding), "limits": limits.state_dict()},
     }
-    files.write(path, content, tensors)
+    files.write(path, content)
 
 
 def refuse_other_model(config: Any, other: Any) -> None:
@@ -102,9 +97,8 @@ def refuse_other_model(config: Any, other: Any) -> None:
     Raises:
         ValueError: with what differs.
     """
-    differing = differences(model_facts(config), model_facts(other))
-    if differing:
-        summary = "; ".join(differing).replace("in the file", "of this cache").replace("here", "of model=")
+    if differing := differences(model_facts(config), model_facts(other)):
+        summary = differing.replace("in the file", "of this cache").replace("here", "of model=")
         raise ValueError(f"model= is another model than this cache was made for ({summary}).")
 
 
@@ -121,68 +115,23 @@ def naming(path: str | Path) -> Iterator[None]:
         raise ValueError(f"Cannot use the saved context {str(path)!r}: {reason.removesuffix('.')}.") from error
 
 
-class SavedContext(NamedTuple):
-    """The content of a file that belongs to the present model.
-
-    Attributes:
-        settings: arguments that make the cache.
-        tree, tensors: state of the cache, see `take_apart`.
-        rows: number of rows.
-        weights: digest of the weights that made the cache; None if it was not known.
-    """
-
-    settings: dict[str, Any]
-    tree: Mapping[str, Any]
-    tensors: Mapping[str, Tensor]
-    rows: int
-    weights: str | None
-
-
 def read(
-    path: str | Path,
-    config: Any,
-    input_ids: Tensor | None,
-    policy: str | EvictionPolicy | None,
-    allocator: str | BudgetAllocator | None,
-    profile: str | None,
-    weights: str | None,
-    must_say: bool,
-) -> SavedContext:
-    """Read a file and check that it belongs to this model and text.
+    path: str | Path, config: Any, input_ids: Tensor | None, weights: str | None, must_say: bool
+) -> dict[str, Any]:
+    """Read a file, as `save` wrote it, and check that it belongs to this model and text.
 
     Args:
-        policy, allocator, profile: see `PagedEvictionCache.load`.
         weights: digest of the present weights; None if it is not known.
         must_say: refuse a file without a digest of weights.
 
     Raises:
         ValueError: the file does not fit; the message says why. OSError: it cannot be read.
     """
-    content, tensors = files.read(path)
-    dtypes, settings = {"dtype": content["dtype"]}, content["settings"]
-    differing = differences(content["model"], model_facts(config))
-    if None not in (content["dtype"], config_dtype(config)):
-        differing += differences(dtypes, {"dtype": config_dtype(config)})
-    if differing:
-        raise ValueError(f"it was made with another model ({'; '.join(differing)})")
-    _check_weights(content["weights"], weights, must_say)
-    if input_ids is not None:
-        if content["text"] is None:
-            raise ValueError(
-                "it has no digest of its text, because it was saved without input_ids=: load it without input_ids="
-            )
-        check_text(content["text"], input_ids)
-    if content["codes"] not in (None, FORMAT):
-        raise ValueError(
-            "its tokens were rounded to few bits by another version of hf_paged_eviction, whose codes this version "
-            "cannot read: make the context again, or use the version that wrote it"
-        )
-    settings["policy"], settings["allocator"] = choosers(content, policy, allocator, profile, config)
-    del settings["profile"]  # policy and allocator have it
-    return SavedContext(settings, content["state"], tensors, content["rows"], content["weights"])
-
-
-def _check_weights(saved: str | None, weights: str | None, must_say: bool) -> None:
+    content = files.read(path)
+    there, here = content["model"] | {"dtype": content["dtype"]}, model_facts(config) | {"dtype": dtype_name(config)}
+    if differing := differences(there, here):
+        raise ValueError(f"it was made with another model ({differing})")
+    saved = content["weights"]
     if saved is None and must_say:
         raise ValueError(
             "it does not say which weights it was made with, because it was saved without model=: load it with "
@@ -190,12 +139,27 @@ def _check_weights(saved: str | None, weights: str | None, must_say: bool) -> No
         )
     if None not in (saved, weights) and saved != weights:
         raise ValueError(f"it was made with other weights of this shape: their digest is {saved}, here {weights}")
+    if input_ids is not None:
+        text, rows = content["text"], content["rows"]
+        if text is None:
+            raise ValueError(
+                "it has no digest of its text, because it was saved without input_ids=: load it without input_ids="
+            )
+        digests = text_digests(input_ids, rows, content["columns"], repeated=True)
+        if digests != [digest for digest in text for _ in range(len(digests) // rows)]:
+            raise ValueError("input_ids does not begin with the text of this context")
+    if content["codes"] not in (None, FORMAT):
+        raise ValueError(
+            "its tokens were rounded to few bits by another version of hf_paged_eviction, whose codes this version "
+            "cannot read: make the context again, or use the version that wrote it"
+        )
+    return content
 
 
 def load(
-    saved: SavedContext, layers: Sequence[Any], padding: Padding, limits: Limits, devices: Devices, static: bool
+    content: Mapping[str, Any], layers: Sequence[Any], padding: Padding, limits: Limits, devices: Devices, static: bool
 ) -> list[bool | None]:
-    """Restore the layers of a new cache from a file.
+    """Restore the layers of a new cache from what `read` returned.
 
     Returns:
         The result of `saved_layer.load` for each paged layer.
@@ -203,19 +167,22 @@ def load(
     Raises:
         ValueError, KeyError: something does not fit. The new cache cannot be used then.
     """
+    state, all_real = content["state"], []
     named = [devices] * len(layers) if isinstance(devices, torch.device | str) else devices
     places = [torch.device(device) for device in named]
-    if not len(places) == len(layers) == len(saved.tree["layers"]):
+    if not len(places) == len(layers) == len(state["layers"]):
         raise ValueError(f"device= names {len(places)} devices for {len(layers)} layers")
     first = next(device for device, layer in zip(places, layers, strict=True) if isinstance(layer, PagedLayer))
-    for name, part in ("padding", padding), ("limits", limits):
-        part.load_state(put_together(saved.tree[name], saved.tensors, first, name))
-    all_real = []
-    for index, (layer, device) in enumerate(zip(layers, places, strict=True)):
-        state = put_together(saved.tree["layers"][index], saved.tensors, device, f"layers.{index}")
+    restore(padding, _on(first, state["padding"]))
+    limits.load_state(_on(first, state["limits"]))
+    for layer, device, saved in zip(layers, places, state["layers"], strict=True):
         if isinstance(layer, PagedLayer):
-            paged = state["paged"] if isinstance(layer, HybridLayer) else state
-            all_real.append(saved_layer.load(layer, paged, saved.rows, device))
+            all_real.append(saved_layer.load(layer, _on(device, saved["paged"]), content["rows"], device))
         if isinstance(layer, HybridLayer) or not isinstance(layer, PagedLayer):
-            load_other(state["linear"] if isinstance(layer, HybridLayer) else state, layer, device, static)
+            load_other(_on(device, saved["other"]), layer, device, static)
     return all_real
+
+
+def _on(device: torch.device, state: StateDict) -> StateDict:
+    """Copies on the device, which may be written to inside and outside of `torch.inference_mode`."""
+    return map_tensors(lambda tensor: persistent(tensor.to(device)), state)

@@ -12,33 +12,31 @@ from torch import Tensor
 from ..naming.digests import content_digest
 from ..naming.files import shown
 from ..naming.tensors import FileKind, write_tensors
+from ..tensors.saved import put_together, take_apart
 
 #: Rises when files of the version before cannot be read any more, or its readers would misread new ones.
-VERSION = 9
+VERSION = 10
 _KIND = FileKind("context", VERSION, remedy="save it anew, or use the version of hf_paged_eviction that wrote it")
 
 
-def write(path: str | Path, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write a file. It appears under its name only when it is complete; on an error, an existing file stays.
-
-    Args:
-        path: a file in an existing folder.
-        content: plain JSON values.
-        tensors: by name, on any device.
+def write(path: str | Path, content: Mapping[str, Any]) -> None:
+    """Write plain values and tensors, see `take_apart`. The file appears under its name only when it is complete; on an
+    error, an existing file stays.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written. TypeError: a value is neither a tensor nor plain.
     """
+    tensors: dict[str, Tensor] = {}
+    text = json.dumps(take_apart(content, tensors), sort_keys=True, allow_nan=False)
     placed = {
         name: tensor.detach().to("cpu").clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
     }
-    written = json.dumps(content, sort_keys=True, allow_nan=False)
-    metadata = {**_KIND.metadata, "content": written, "digest": content_digest(written, placed)}
+    metadata = {**_KIND.metadata, "content": text, "digest": content_digest(text, placed)}
     write_tensors(path, placed, metadata, mode=0o600)  # a context may be private
 
 
-def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read the content and the tensors of a file, on the CPU.
+def read(path: str | Path) -> dict[str, Any]:
+    """Read what `write` was given, with tensors on the CPU, see `put_together`.
 
     Raises:
         ValueError: the file is not a context, has a later version, is truncated or was changed.
@@ -50,4 +48,4 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
     if content_digest(metadata["content"], tensors) != metadata["digest"]:
         raise ValueError("its digest does not match: it was damaged or changed after it was written")
-    return json.loads(metadata["content"]), tensors
+    return put_together(metadata["content"], tensors)  # type: ignore[no-any-return]

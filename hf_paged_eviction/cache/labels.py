@@ -32,18 +32,20 @@ def choosers(
     Raises:
         ValueError: one cannot be made here, differs from the user's, or its profile is not here, or differs.
     """
-    settings, saved = content["settings"], content["profile"]
+    settings, (saved, digest) = content["settings"], content["profile"]
     if saved is not None and profile is None:
-        profile = _find_profile(saved, config)
-    scorer = _made_of(POLICIES, settings["policy"], policy, profile)
-    divider = _made_of(ALLOCATORS, settings["allocator"], allocator, profile)
-    here = {**scorer.profile_digests, **divider.profile_digests}
-    if {*here.values()} != (set() if saved is None else {saved["digest"]}):
+        profile = _find_profile(saved, digest, config)
+    made = (
+        _made_of(POLICIES, settings["policy"], policy, profile),
+        _made_of(ALLOCATORS, settings["allocator"], allocator, profile),
+    )
+    here = {**made[0].profile_digests, **made[1].profile_digests}
+    if {*here.values()} != ({digest} - {None}):
         raise ValueError(
-            f"it was made with the profile {saved!r}, and here are the digests {here!r}. Pass profile= with the file "
-            "as it was"
+            f"it was made with the profile {saved!r} of digest {digest}, and here are the digests {here!r}. Pass "
+            "profile= with the file as it was"
         )
-    return scorer, divider
+    return made
 
 
 def _made_of(registry: Registry[T], label: str, override: str | T | None, profile: str | None) -> T:
@@ -62,15 +64,15 @@ def _made_of(registry: Registry[T], label: str, override: str | T | None, profil
     return instance
 
 
-def _find_profile(saved: Mapping[str, str], config: Any) -> str:
+def _find_profile(saved: str, digest: str, config: Any) -> str:
     """The profile of a context: the file of its path, or that of the weights, if the content is the same."""
-    for path in (saved["file"], find_calibration(config)):
+    for path in (saved, find_calibration(config)):
         try:
-            if path is not None and load_calibration(path).digest == saved["digest"]:
+            if path is not None and load_calibration(path).digest == digest:
                 return str(path)
         except ValueError:  # it is not here, or cannot be used
             continue
     raise ValueError(
-        f"it was made with the profile {saved['file']!r} (digest {saved['digest']}), which is not here, or has changed "
-        "since. Pass profile= with the file as it was"
+        f"it was made with the profile {saved!r} (digest {digest}), which is not here, or has changed since. Pass "
+        "profile= with the file as it was"
     )

@@ -12,7 +12,6 @@ from ..tensors.saved import StateDict, restored
 
 #: Attributes from the configuration, which no forward changes.
 _FIXED = ("sliding_window", "number_of_states", "max_cache_len")
-_DEVICE = "torch.device"  # its own, wherever that is
 
 
 def other_state(layer: Any) -> StateDict:
@@ -23,16 +22,16 @@ def other_state(layer: Any) -> StateDict:
         ValueError: a value cannot be saved.
     """
     names = vars(LinearAttentionLayer() if isinstance(layer, PagedLayer) else layer)
-    attributes = {name: getattr(layer, name) for name in names}
-    for name, value in attributes.items():
-        if isinstance(value, torch.device | torch.dtype):
-            attributes[name] = _DEVICE if isinstance(value, torch.device) else str(value)
+    state = {"layer": type(layer).__name__, **{name: getattr(layer, name) for name in names if name != "device"}}
+    for name, value in state.items():
+        if isinstance(value, torch.dtype):
+            state[name] = str(value)
         elif not all(map(_plain, value.values() if isinstance(value, dict) else [value])):
             raise ValueError(
                 f"a {type(layer).__name__} holds {name}, a {type(value).__name__}, which cannot be saved by name. "
                 "Use copy.deepcopy of the cache within this process."
             )
-    return {"layer": type(layer).__name__, "attributes": attributes}
+    return state
 
 
 def _plain(value: Any) -> bool:
@@ -48,15 +47,15 @@ def load_other(saved: StateDict, layer: Any, device: torch.device, static: bool)
     Raises:
         ValueError: it is a layer of another kind or size.
     """
-    attributes = saved["attributes"]
-    here = type(layer).__name__, {name: vars(layer)[name] for name in _FIXED if name in vars(layer)}
-    there = saved["layer"], {name: attributes.get(name) for name in here[1]}
+    here = {"layer": type(layer).__name__, **{name: vars(layer)[name] for name in _FIXED if name in vars(layer)}}
+    there = {name: saved.pop(name, None) for name in here}
     if there != here:
-        raise ValueError("it has a {} of {} where a {} of {} belongs".format(*there, *here))
-    for name, value in attributes.items():
-        if isinstance(value, str) and value.startswith("torch."):
-            value = device if value == _DEVICE else torch.empty(0, dtype=getattr(torch, value[6:]), device=device).dtype
-        new = restored(getattr(layer, name, None), value, name)
+        raise ValueError(f"it has a layer {there} where {here} belongs")
+    for name, value in saved.items():
+        is_dtype = isinstance(value, str) and value.startswith("torch.")
+        new = getattr(torch, value[6:]) if is_dtype else restored(getattr(layer, name, None), value, name)
         setattr(layer, name, new)
         for tensor in tensors_of(new) if static else []:
             torch._dynamo.mark_static_address(tensor)
+    if saved.get("dtype") is not None:
+        layer.device = device

@@ -2,14 +2,13 @@
 
 import torch
 
-from ..store.arriving import StateKind
 from ..table import saved_table
-from ..tensors.saved import StateDict
+from ..tensors.saved import StateDict, restore, state_of
 from .layer_state import LayerState
 from .paged import PagedLayer
 
 
-def state_of(layer: PagedLayer) -> StateDict:
+def saved_state(layer: PagedLayer) -> StateDict:
     """The state of a layer.
 
     Raises:
@@ -34,7 +33,7 @@ def state_of(layer: PagedLayer) -> StateDict:
         "table": saved_table.state_of(state.known),
         "observer": None if state.recorder is None else state.recorder.observer.state_dict(),
         "action": state.action.state_dict(),
-        "ring": None if state.ring is None else state.ring.state_dict(),
+        "ring": None if state.ring is None else state_of(state.ring),
         "all_real": plan.all_real if plan.joined else None,
     }
 
@@ -54,31 +53,21 @@ def load(layer: PagedLayer, saved: StateDict, rows: int, device: torch.device) -
     Raises:
         ValueError, KeyError: it does not fit.
     """
-    state = layer.state
+    state, budget = layer.state, layer.state.budget
     layer.is_initialized, layer.kv_unchanged = True, saved["kv_unchanged"]
-    state.arrivals.kind = _load_parts(state, saved, rows, device)
-    if state.ring is not None:
-        state.ring.load_state(saved["ring"])
-    return saved.get("all_real") if layer.plan.static else None
-
-
-def _load_parts(state: LayerState, saved: StateDict, rows: int, device: torch.device) -> StateKind:
-    counters, budget = saved["table"]["counters"], state.budget
-    capacity = saved["table"]["tokens"]["positions"].shape[-1]
-    budget.resize(capacity)
-    kind = state.store.load_state(saved["store"], rows, counters["held"], capacity, device)
+    budget.resize(saved["table"]["tokens"]["positions"].shape[-1])
+    capacity, held = budget.now.capacity, saved["table"]["counters"]["held"]
+    kind = state.arrivals.kind = state.store.load_state(saved["store"], rows, held, capacity, device)
     budget.check(kind.heads, state.scorer.local_heads)
-    process = _heads(state, kind.heads)
-    if saved["heads"] != process:
-        raise ValueError(
-            f"it was saved by a process with head {saved['heads'][1]} and the next, one of {saved['heads'][0]}; this "
-            f"one has head {process[1]} and is one of {process[0]}"
-        )
-    state.seen = counters["seen"]
+    if saved["heads"] != (here := _heads(state, kind.heads)):
+        raise ValueError(f"[processes, first KV head] of a layer are {saved['heads']} in the file, {here} here")
+    state.seen = saved["table"]["counters"]["seen"]
     state.table = table = state.new_table(budget.now, rows, state.scorer.sets(kind.heads), device)
     saved_table.load(table, saved["table"])
     if state.recorder is not None:
-        state.recorder.observer.load_state(saved["observer"], kind, rows, capacity)
+        state.recorder.observer.load_state(saved["observer"], rows, kind.heads, capacity, device)
     state.action.start(table)
-    state.action.load_state(saved.get("action"), kind)
-    return kind
+    state.action.load_state(saved["action"], kind)
+    if state.ring is not None:
+        restore(state.ring, saved["ring"])
+    return saved["all_real"] if layer.plan.static else None

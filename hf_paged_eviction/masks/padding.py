@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 
 from ..tensors.parts import persistent
-from ..tensors.saved import StateDict
 
 #: What is known of a column of a row, uint8. Each state includes those below it; 0 = it came as a pad.
 #: It was a real token when it came; it has a position; no mask has hidden it; the cache was not told to forget it.
 _CAME, _COUNTS, _SHOWN, _VISIBLE = 1, 2, 3, 4
-_FLAGS = ("observed", "irregular", "forgets", "agrees")
 
 
 @dataclass(frozen=True)
@@ -59,6 +57,8 @@ class Padding:
     Raises:
         TypeError, ValueError: the mask is not a tensor, or not 2-D.
     """
+
+    STATE = "given", "_columns", "_fewer", "observed", "all_real_from", "irregular", "forgets", "agrees"
 
     given: Tensor | None
     observed: bool
@@ -328,18 +328,6 @@ class Padding:
         self.given = self._columns = None
         self.all_real_from = 0
         self.observed = self.irregular = self.forgets = self.agrees = False
-
-    def state_dict(self) -> StateDict:
-        """The state of the mask."""
-        self._look_again()
-        facts = {name: getattr(self, name) for name in (*_FLAGS, "all_real_from")}
-        return {"given": self.given, "columns": self._columns, **facts}
-
-    def load_state(self, saved: StateDict) -> None:
-        """Restore the state of another batch."""
-        self.given, self._columns = saved.get("given"), saved.get("columns")
-        for name in (*_FLAGS, "all_real_from"):
-            setattr(self, name, saved[name])
 
 
 def mask_of_slots(mask: Tensor | None, used: Tensor, overwrites: bool, offset: int, columns: int) -> Tensor:

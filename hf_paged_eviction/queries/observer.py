@@ -15,12 +15,11 @@ from ..attention.weights import Attention, Logits
 from ..integration.heads import WHOLE, LocalHeads
 from ..integration.rotary import Rotary
 from ..policies import EvictionPolicy, QueryCount, Statistics
-from ..store.arriving import StateKind
 from ..store.columns import Columns, cat_rows, gather_slots
 from ..store.tensors import byte_count
 from ..tensors.parts import map_tensors
 from ..tensors.pieces import PIECE_BYTES
-from ..tensors.saved import StateDict, restored
+from ..tensors.saved import StateDict, restore, state_of
 
 
 @dataclass(frozen=True)
@@ -115,6 +114,8 @@ class Observer:
         local_heads, rotary: see `fold`.
     """
 
+    STATE = "_rows", "count", "_longest", "_kept", "_kept_real", "_logits"
+
     def __init__(
         self, policy: EvictionPolicy, block_size: int, local_heads: LocalHeads = WHOLE, rotary: Rotary | None = None
     ) -> None:
@@ -134,7 +135,7 @@ class Observer:
         self._longest = self.block_size
         self._kept: list[Tensor] = []  # [B, query_heads, 1, dim]
         self._kept_real: list[Tensor | None] = []  # [B, 1], None = all
-        self._logits: Logits | None = None
+        self._logits = Logits(1.0)
 
     def start(self, rows: int, kv_heads: int, capacity: int, device: torch.device) -> None:
         """Make room for the statistics of a new prompt."""
@@ -208,7 +209,7 @@ class Observer:
     def alike(self) -> tuple[object, ...]:
         """What is equal in layers whose stored queries may be observed together."""
         logits = self._logits
-        if logits is None or logits.sinks is not None or any(map(torch.is_tensor, self._kept_real)):
+        if logits.sinks is not None or any(map(torch.is_tensor, self._kept_real)):
             return (id(self),)
         own = self.observe, self._heads, self.local_heads, id(self.rotary), self._longest, len(self._kept)
         return *own, len(self._rows), logits.scaling, logits.softcap
@@ -330,35 +331,19 @@ class Observer:
 
     def state_dict(self) -> StateDict:
         """The state: statistics, counts and stored queries."""
-        return {
-            "tokens": self.columns.state_dict(self.columns.shape[2]) if self.columns.tensors else {},
-            "rows": self._rows,
-            "count": self.count,
-            "longest": self._longest,
-            "kept": torch.cat(self._kept, dim=2) if self._kept else None,
-            "kept_real": self._all_kept_real(self._kept[0]) if self._kept else None,
-            "logits": self._logits,
-        }
+        columns = self.columns.state_dict(self.columns.shape[2]) if self.columns.tensors else {}
+        return {"tokens": columns, **state_of(self)}
 
-    def load_state(self, saved: StateDict, kind: StateKind, rows: int, slots: int) -> None:
-        """Restore the state of another observer.
-
-        Args:
-            kind: shapes and device of the layer's keys.
-            slots: number of slots of the layer.
+    def load_state(self, saved: StateDict, rows: int, kv_heads: int, capacity: int, device: torch.device) -> None:
+        """Restore the state of another observer, after which `start` is as with these arguments.
 
         Raises:
             ValueError: the state does not fit.
         """
-        self.start(rows, kind.heads, slots, kind.device)
-        self.columns.load_state(saved["tokens"], slots)
-        self._rows, self._longest = saved["rows"], saved["longest"]
-        self.count = restored(self.count, saved["count"])
-        self._logits = Logits(**saved["logits"]) if "logits" in saved else None
-        if "kept" in saved:
-            self._kept = [*saved["kept"].split(1, dim=2)]
-            real = saved.get("kept_real")
-            self._kept_real = [None] * len(self._kept) if real is None else [*real.split(1, dim=1)]
+        self.start(rows, kv_heads, capacity, device)
+        if self.columns.tensors:
+            self.columns.load_state(saved["tokens"], capacity)
+        restore(self, saved)
 
 
 def observe_blocks(
@@ -404,8 +389,6 @@ def _with_kept(
 ) -> Statistics:
     """The statistics of these layers after the stored queries of the rows `due`."""
     first = observers[0]
-    if first._logits is None:
-        raise RuntimeError("Queries are stored without their scale.")
     query = torch.cat([torch.cat(one._kept, dim=2) for one in observers])
     query_positions = first._kept_positions(seen)
     query_positions = query_positions.masked_fill((query_positions < until[:, None]) | ~due[:, None], -1)

@@ -4,17 +4,18 @@ from torch import Tensor
 
 from ..attention.weights import Logits
 from ..tensors.graphs import static_zeros
-from ..tensors.saved import StateDict
 from .observer import Queries
 
 
 class QueryRing:
     """A ring buffer of the last queries of one layer. A compiled step writes its query to the next place."""
 
+    STATE = "_example", "_logits"  # queries in the ring have been read
+
     def __init__(self) -> None:
         self._ring: Tensor | None = None  # [B, query_heads, 2 P, dim]: rows fill their blocks at different times
         self._example: Tensor | None = None  # [1, query_heads, 1, dim], a query of a forward outside of any graph
-        self._logits: Logits | None = None
+        self._logits = Logits(1.0)
 
     def note(self, queries: Queries) -> None:
         """Note the shape and dtype of queries, from a forward outside of compiled code."""
@@ -42,15 +43,7 @@ class QueryRing:
     def take(self, seen: int, keys: Tensor) -> Queries:
         """Return the query of column `seen - 1`, with the `keys` `[B, kv_heads, held, dim]` that it was compared
         with."""
-        if self._ring is None or self._logits is None:
+        if self._ring is None:
             raise RuntimeError("The layer has not joined a run.")
         place = (seen - 1) % self._ring.shape[2]
         return Queries(self._ring[:, :, place : place + 1], keys, self._logits)
-
-    def state_dict(self) -> StateDict | None:
-        """The noted shape and dtype; None before `note`. Queries in the ring have been read, so they are not saved."""
-        return None if self._example is None else {"example": self._example, "logits": self._logits}
-
-    def load_state(self, saved: StateDict) -> None:
-        """Restore the state of another ring."""
-        self._example, self._logits = saved["example"], Logits(**saved["logits"])

@@ -297,11 +297,10 @@ class Columns:
         Raises:
             ValueError: the state does not fit.
         """
-        if "lengths" in saved:
-            lengths = in_range("lengths", saved["lengths"], 1, held)
-            layout = Segments(lengths, lengths.device, held)
+        if (lengths := saved["lengths"]) is not None:
+            layout = Segments(in_range("lengths", lengths, 1, held), lengths.device, held)
             self.use(self.like(self.tensors, 0, layout.total), layout, self.beside)
-        for part, there in (dict(self.layout.stored(self.tensors, held)), saved), (self.beside, saved.get("beside")):
+        for part, there in (dict(self.layout.stored(self.tensors, held)), saved), (self.beside, saved["beside"]):
             map_tensors(Tensor.copy_, part, restored(part, there))
 
 

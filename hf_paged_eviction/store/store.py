@@ -447,12 +447,7 @@ class Store:
         return {"slots": self.slots, "uncoded": self.uncoded, **self.columns.state_dict(held)}
 
     def load_state(self, saved: StateDict, rows: int, held: int, most: int, device: torch.device) -> StateKind:
-        """Restore the state of another store.
-
-        Args:
-            rows: number of rows.
-            held: number of slots in use.
-            most: largest number of slots.
+        """Restore the state of another store of so many rows, with `held` slots in use of `most` at most.
 
         Returns:
             Shapes, dtype and device of keys and values.
@@ -460,19 +455,18 @@ class Store:
         Raises:
             ValueError: the state does not fit, or an index is out of range.
         """
-        lengths, exact = saved.get("lengths"), saved.get("beside")
-        states = [(saved if exact is None else exact)[name] for name in BOTH]
+        lengths, exact = saved["lengths"], saved["beside"]
+        states = [(exact or saved)[name] for name in BOTH]
         if lengths is not None and exact is None:  # [total, dim]
             states = [part.new_empty(*lengths.shape, 0, part.shape[-1]) for part in states]
-        kind = StateKind.of(0, *(part[:, :, :0] for part in states))
-        if len(states[0]) != rows or (exact is not None) != self.rounds or not (lengths is None or self.columns.ragged):
+        keys, values = (part[:, :, :0] for part in states)
+        kind = StateKind.of(0, keys, values)
+        if len(keys) != rows or (exact is not None) != self.rounds or not (lengths is None or self.columns.ragged):
             raise ValueError("its keys and values are not those of such rows, bits and budgets")
         if exact is not None:
             in_range("slots", exact["slots"], EMPTY, held - 1)
-        self.dtype, self.device, self.all_came = kind.dtype, device, False
-        slots = 0 if lengths is not None else in_range("slots", saved["slots"], held, most)
-        self.make(states[0][:, :, :0], states[1][:, :, :0], slots)
-        self.uncoded = saved["uncoded"]
+        self.dtype, self.device, self.all_came, self.uncoded = kind.dtype, device, False, saved["uncoded"]
+        self.make(keys, values, 0 if lengths is not None else in_range("slots", saved["slots"], held, most))
         if "rerotated" in saved and self.rerotation is not None:
             self._add_rerotated()
         self.columns.load_state(saved, held)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ..tensors.saved import LONGEST, StateDict, in_range, restored
+from ..tensors.saved import StateDict, in_range, restored
 from .shifts import held_shifts
 from .table import BlockTable
 
@@ -24,16 +24,15 @@ def load(table: BlockTable, saved: StateDict) -> None:
     Raises:
         ValueError: the state does not fit, or an index is out of range.
     """
-    table.tokens = restored(table.tokens, saved["tokens"])
-    table.phase = restored(table.phase, saved["phase"])
     # A table may choose more victims together than it has blocks.
-    table.choice = restored(replace(table.choice, ahead=saved["choice"]["ahead"]), saved["choice"])
-    table.counters = counters = restored(table.counters, saved["counters"])
-    in_range("held", counters.held, 1, table.capacity)
+    table.choice = replace(table.choice, ahead=saved["choice"]["ahead"])
+    for name in ("tokens", "phase", "choice", "counters"):
+        setattr(table, name, restored(getattr(table, name), saved[name], name))
+    in_range("held", table.counters.held, 1, table.capacity)
     blocks, ahead = table.capacity // table.block_size, table.choice.ahead.shape[-1]
     most = {
         "pads": table.seen,
-        "full_at": LONGEST,
+        "full_at": 2**40,  # no text is longer, and sums of such numbers are far from overflowing
         "limits": table.capacity,
         "order": table.capacity - 1,
         "block": blocks - 1,

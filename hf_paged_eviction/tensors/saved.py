@@ -1,96 +1,82 @@
 """The state of parts of a cache as JSON and named tensors, and back.
 
-`state_dict()` of a part returns tensors, numbers, words, and dataclasses, dictionaries and lists of these; its
-`load_state(saved)` gets them back as dictionaries. A file has a digest of everything in it, so its content is what was
-written, and is trusted as weights are: only shapes, dtypes and the ranges of indices are checked.
+A part says once what its state is: `STATE` names its attributes, or `state_dict()` returns it, as tensors, numbers,
+words, and dataclasses, dictionaries and lists of these. `restored` walks a new part and what was saved together. A file
+has a digest of everything in it, so its content is what was written, and is trusted as weights are: only shapes, dtypes
+and the ranges of indices are checked.
 """
 
+import json
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from .parts import persistent
-
 #: The state of a part, by name.
 StateDict = dict[str, Any]
-#: No text is longer, and sums of such numbers are still far from overflowing.
-LONGEST = 2**40
 
 _T = TypeVar("_T")
 _N = TypeVar("_N", int, Tensor)
 
 
-def take_apart(part: Any, name: str = "") -> tuple[Any, dict[str, Tensor]]:
-    """Split a state into plain JSON, with names instead of tensors, and the tensors by name. None is left out of
-    dictionaries.
-
-    Raises:
-        TypeError: a value is neither a tensor nor plain.
-    """
+def take_apart(part: Any, tensors: dict[str, Tensor], name: str = "") -> Any:
+    """The JSON of a state, in which `{"tensor": name}` stands for each tensor; `tensors` gets these."""
     if isinstance(part, Tensor):
-        return name, {name: part}
-    if part is None or isinstance(part, bool | int | float | str):
-        return part, {}
-    if isinstance(part, frozenset):
-        return sorted(part), {}
-    if is_dataclass(part) and not isinstance(part, type):
-        part = {field.name: getattr(part, field.name) for field in fields(part)}
-    if not isinstance(part, Mapping | list | tuple):
-        raise TypeError(f"{name} is a {type(part).__name__}, which cannot be written down by name")
-    named = part if isinstance(part, Mapping) else dict(enumerate(part))
-    parts = {str(key): take_apart(value, _join(name, key)) for key, value in named.items()}
-    tensors = {path: tensor for _, own in parts.values() for path, tensor in own.items()}
+        tensors[name] = part
+        return {"tensor": name}
+    if is_dataclass(part):
+        part = vars(part)
     if isinstance(part, Mapping):
-        return {key: tree for key, (tree, _) in parts.items() if tree is not None}, tensors
-    return [tree for tree, _ in parts.values()], tensors
+        return {key: take_apart(value, tensors, f"{name}.{key}".lstrip(".")) for key, value in part.items()}
+    if isinstance(part, list | tuple | frozenset):
+        return [take_apart(value, tensors, f"{name}.{at}") for at, value in enumerate(part)]
+    return part
 
 
-def put_together(tree: Any, tensors: Mapping[str, Tensor], device: torch.device, name: str = "") -> Any:
-    """Undo `take_apart` of the part with this name. Tensors are copies on the device, which may be written to inside
-    and outside of `torch.inference_mode`.
+def put_together(text: str, tensors: Mapping[str, Tensor]) -> Any:
+    """Undo `take_apart`; dataclasses become dictionaries, tuples and sets lists, and keys words.
 
     Raises:
         KeyError: a tensor is missing.
     """
-    if isinstance(tree, dict):
-        return {key: put_together(value, tensors, device, _join(name, key)) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [put_together(value, tensors, device, _join(name, at)) for at, value in enumerate(tree)]
-    return persistent(tensors[name].to(device)) if name and tree == name else tree
+    return json.loads(text, object_hook=lambda part: tensors[part["tensor"]] if [*part] == ["tensor"] else part)
 
 
-def _join(name: str, key: object) -> str:
-    return f"{name}.{key}" if name else str(key)
+def state_of(part: Any) -> StateDict:
+    """The attributes that `STATE` of this part names."""
+    return {name: getattr(part, name) for name in part.STATE}
+
+
+def restore(part: Any, saved: StateDict) -> None:
+    """Set the attributes that `STATE` of this part names, see `restored`."""
+    for name in part.STATE:
+        setattr(part, name, restored(getattr(part, name), saved[name], name))
 
 
 def restored(part: _T, saved: Any, name: str = "") -> _T:
     """A part with the values of a saved state; what the state lacks stays as in `part`.
 
     Args:
-        part: tensors, plain values, and dataclasses and dictionaries of these. None takes any value.
+        part: tensors, plain values, and dataclasses and dictionaries of these. What is None or empty takes any value.
         name: of the part, for errors.
 
     Raises:
-        ValueError: a tensor has another shape or dtype than that in `part`, or a value another type.
+        ValueError: a tensor has another shape or dtype than that in `part`. KeyError: a part is missing.
     """
     new: Any = saved
     if is_dataclass(part) and not isinstance(part, type):
         items = {key: restored(value, saved[key], key) for key, value in vars(part).items() if key in saved}
         new = replace(part, **items)
-    elif isinstance(part, dict):
-        new = {key: restored(value, saved.get(str(key), value), str(key)) for key, value in part.items()}
+    elif isinstance(part, dict) and part:
+        new = {key: restored(value, saved[str(key)], str(key)) for key, value in part.items()}
     elif isinstance(part, frozenset):
         new = frozenset(saved)
-    elif isinstance(part, Tensor) and isinstance(saved, Tensor):
-        if (saved.shape, saved.dtype) != (part.shape, part.dtype):
-            raise ValueError(
-                f"{name} is {saved.dtype} {list(saved.shape)}, where {part.dtype} {list(part.shape)} belongs"
-            )
-    elif part is not None and type(part) is not type(saved):
-        raise ValueError(f"{name} is a {type(saved).__name__}, where a {type(part).__name__} belongs")
+    elif isinstance(part, Tensor):
+        there, here = ((getattr(one, "dtype", None), [*getattr(one, "shape", ())]) for one in (saved, part))
+        if there != here:
+            raise ValueError("{} is {} {}, where {} {} belongs".format(name, *there, *here))
     return new  # type: ignore[no-any-return]
 
 

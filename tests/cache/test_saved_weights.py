@@ -37,7 +37,7 @@ def others(model: Any) -> Any:
 def test_other_weights_of_the_same_shape_are_refused(path: Path) -> None:
     model = models.build("llama")
     fed(model).save(path, model=model)
-    assert files.read(path)[0]["weights"] == weights_digest(model)
+    assert files.read(path)["weights"] == weights_digest(model)
     assert PagedEvictionCache.load(path, model).get_seq_length() == 30
     other = others(model)
     with pytest.raises(ValueError, match=rf"weights.*{weights_digest(model)}.*{weights_digest(other)}"):

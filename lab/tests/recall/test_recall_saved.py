@@ -97,6 +97,6 @@ def test_the_file_names_its_tensors(tmp_path: Path) -> None:
     _, cache, *_ = fed([45, 1])
     cache.save(tmp_path / "context.safetensors")
     names = set(load_file(tmp_path / "context.safetensors"))
-    assert {f"layers.0.action.{name}" for name in ("states", "high", "low", "stored", "due")} <= names
+    assert {f"state.layers.0.paged.action.{name}" for name in ("states", "high", "low", "stored", "due")} <= names
     with safe_open(tmp_path / "context.safetensors", "pt") as file:
-        assert file.get_tensor("layers.0.action.states").shape == (3, 2, 11, 4, 16)
+        assert file.get_tensor("state.layers.0.paged.action.states").shape == (3, 2, 11, 4, 16)
