@@ -38,7 +38,7 @@ def take(
     held, count, offered = table.counters.held, keys.shape[2], state.offered
     arriving = None if recorder is None or count == 1 else recorder.positions
     positions = table.positions_with(table.new_positions(count, real)[:, 0] if arriving is None else arriving)
-    if limits.unequal:
+    if limits.unequal and offered is None:  # else they are settled already
         limits.divide(state.budget, positions[:, 0].amax(-1) + 1)
     attended = full_k, full_v = shown or state.shown_with(held, keys, values, real)
     if held and store.turns:

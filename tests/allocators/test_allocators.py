@@ -28,6 +28,7 @@ from hf_paged_eviction.allocators import (
 from hf_paged_eviction.allocators.ada_kv import AdaKV
 from hf_paged_eviction.allocators.cake import Cake
 from hf_paged_eviction.allocators.d2o import D2O
+from hf_paged_eviction.allocators.limits import Limits
 from hf_paged_eviction.allocators.pyramid import Pyramid
 from hf_paged_eviction.attention.weights import Attention, Logits
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
@@ -262,3 +263,20 @@ def test_a_table_of_layers(family: str, heads: str) -> None:
     assert [(layer.positions >= 0).sum(-1).unique().tolist() for _, layer in cache.paged_layers] == [[48], [16]]
     with pytest.raises(ValueError, match=r'heads="separate"|latents'):
         models.paged(model.config, budget=32, block_size=4, allocator=Heads.of([[3.0, 1.0]] * 2), heads="shared")
+
+
+@pytest.mark.parametrize("name", ["first_prompt(distance=2)", "cake(observed=8)"])
+def test_layers_are_compared_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a prompt overflows, its shares are decided once, for all layers."""
+    decided, settle = [], Limits.settle
+
+    def count(limits: Limits, real: torch.Tensor) -> None:
+        decided.append(real.tolist())
+        settle(limits, real)
+
+    monkeypatch.setattr(Limits, "settle", count)
+    model = models.shared("llama", PAGED_EVICTION)
+    cache = PagedEvictionCache(model.config, budget=24, block_size=4, policy="snapkv(window=4)", allocator=name)
+    with torch.no_grad():
+        model(torch.randint(0, 64, (2, 40)), attention_mask=torch.ones(2, 40), **{CACHE_ARGUMENT: cache})
+    assert decided == [[40, 40]]
