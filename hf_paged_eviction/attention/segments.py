@@ -66,6 +66,9 @@ class InSegments:
 class SegmentsReader:
     """`InSegments.read`, by a prepared call of the function in C where that can be; a `Reader`.
 
+    If `InSegments.visible` is given, the tokens of each segment are its last slots, because a row or head with room
+    left fills its lowest slots last. What is written to it counts.
+
     Args:
         held: the segments.
         bounds: see `Segments`.
@@ -77,7 +80,7 @@ class SegmentsReader:
         self._kind: tuple[object, ...] | None = None
         parts = held.keys, held.values, *bounds
         kind = held.keys.dtype == held.values.dtype and held.keys.dtype in (torch.float32, torch.bfloat16)
-        self._may = held.visible is None and kind and all([part.is_cpu and part.is_contiguous() for part in parts])
+        self._may = kind and all([part.is_cpu and part.is_contiguous() for part in parts])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SegmentsReader, (self._held, self._bounds)
@@ -90,13 +93,18 @@ class SegmentsReader:
                 self._prepare(query, logits)
                 self._kind = kind
             if self._prepared is not None:
+                if self._held.visible is not None:
+                    starts, lengths = self._used
+                    torch.minimum(self._bounds[1], self._held.visible.sum(-1), out=lengths)
+                    torch.sub(self._ends, lengths, out=starts)
                 return self._prepared(query)
         return self._held.read(query, mask, logits)
 
     def _prepare(self, query: Tensor, logits: Logits) -> None:
-        keys, values = self._held.keys, self._held.values
-        can = query.dtype == keys.dtype and missing() is None
-        self._prepared = Prepared(query, keys, values, self._bounds, logits.scaling) if can else None
+        keys, values, (starts, lengths) = self._held.keys, self._held.values, self._bounds
+        can, self._ends = query.dtype == keys.dtype and missing() is None, starts + lengths
+        self._used = self._bounds if self._held.visible is None else (starts.clone(), lengths.clone())
+        self._prepared = Prepared(query, keys, values, self._used, logits.scaling) if can else None
 
 
 class _Plain(ctypes.Structure):
@@ -116,7 +124,7 @@ class Prepared:
     Args:
         query: `[rows, query_heads, 1, dim]`, such as will come.
         keys, values: `[total, dim]`, float32 or bfloat16, contiguous, of the dtype of the queries.
-        bounds: see `Segments`, contiguous.
+        bounds: first slots and lengths of the segments, `[rows, heads]` each, contiguous; other slots are not read.
         scaling: of logits.
 
     Raises:

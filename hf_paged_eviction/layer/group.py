@@ -34,7 +34,7 @@ class Group:
         ragged = [layout for layout in self._layouts if isinstance(layout, Segments)]
         self._layout = Segments.joined(ragged) if len(ragged) > 1 else self._layouts[0]
         self._fills: list[BlockFill] = []
-        self._one_kind = len({_kind(layer) for layer in layers}) == 1
+        self._one_kind = len({layer.exact_kind for layer in layers}) == 1
 
     def serves(self) -> bool:
         """Whether these layers still consist of the same parts, and have seen equally many tokens."""
@@ -140,10 +140,27 @@ class Group:
             next_slots.filling.scatter_(2, next_slots.slots, True)
 
 
-def _kind(layer: LayerState) -> tuple[object, ...]:
-    """Of the tokens that are not rounded."""
-    parts = layer.store.exact.tensors() if layer.store.rounds else ()
-    return tuple([(part.shape, part.dtype, part.device) for part in parts])
+def append(layers: Sequence[LayerState]) -> None:
+    """Prepare single tokens to be appended to these layers, which are `alike`, until one has a decision to make: it is
+    full, or needs more slots, or a block of its tokens has to be encoded."""
+    first, held, size = layers[0], layers[0].known.held, layers[0].known.block_size
+    for layer in layers:
+        layer.store.grow(held, held + 1, size, layer.known.capacity)
+    room = min([min(layer.known.capacity - 1, layer.store.slots) for layer in layers]) - held
+    rounds, columns = first.store.rounds, first.store.columns
+    count = min(room, *[layer.store.due - layer.store.uncoded for layer in layers]) if rounds else min(room, size)
+    if count < 1 or columns.layout.lengths is not None:
+        return
+    index, rows = torch.arange(held, held + count, device=first.known.device), first.rows
+    slots: SlotsOfTokens | PlacesOfTokens
+    if rounds:
+        places = index.expand(rows * len(layers), 1, count)
+        slots = PlacesOfTokens([layer.store.exact for layer in layers], rows, places)
+    else:
+        slots = SlotsOfTokens(columns, columns.layout, rows, index.expand(1, 1, -1), len(layers))
+    for place, layer in enumerate(layers):
+        layer.fill = BlockFill(layer.known, layer.store, layer.padding, layer.exposed, layer.own_mask)
+        layer.fill.begin(slots, place)
 
 
 def _taken_over(old: Tensor | None, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -320,6 +320,12 @@ def _divide_filled(state: LayerState, real: Tensor | None, waited: Queries | Non
 def _append(state: LayerState, plan: Plan, keys: Tensor, values: Tensor, real: Tensor | None) -> None:
     table, store = state.known, state.store
     count, held = keys.shape[2], table.held
+    if count == 1 and real is None and state.may_fill and held + 1 < table.capacity and not state.exposed.states:
+        plan.begin_appending(state)
+        if state.fill is not None and state.fill.write(table, keys, values) is not None:
+            _encode_block(state, plan)
+            return
+    state.fill = None
     store.grow(held, held + count, table.block_size, table.capacity)
     if store.rounds:
         _append_to_encode(state, plan, keys, values, real)

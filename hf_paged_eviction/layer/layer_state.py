@@ -179,6 +179,11 @@ class LayerState:
             scorer.local_heads,
         )
 
+    @property
+    def exact_kind(self) -> tuple[object, ...]:
+        """Of the tokens that are not rounded, see `Exact.alike`."""
+        return self.store.exact.alike if self.store.rounds else ()
+
     def stats(self) -> LayerStats:
         """Counts and bytes. Reads tensors."""
         table = self.table

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..masks.padding import Padding
 from ..tensors.autocast import without_autocast
 from ..tensors.graphs import static_zeros
-from .group import Group
+from .group import Group, append
 from .layer_state import LayerState
 from .moves import sort_pads
 from .observing import observe
@@ -75,6 +75,15 @@ class Plan:
             self._choose(group, real)
         if state.may_fill and real is None:
             group.fill()
+
+    def begin_appending(self, state: LayerState) -> None:
+        """Prepare single tokens to be appended: for all layers that have seen as many tokens as this one."""
+        kind, exact = state.alike, state.exact_kind
+        layers = [state]
+        for other in self.layers:
+            if other is not state and kind and other.may_fill and other.alike == kind and other.exact_kind == exact:
+                layers.append(other)
+        append(layers)
 
     def _choose(self, group: Group, real: Tensor | None = None) -> None:
         with self._around():

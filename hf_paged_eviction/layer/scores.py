@@ -23,12 +23,13 @@ def in_slots(state: LayerState, slots: Tensor | None) -> Tensor:
         if (store_to_encode := uncoded(state)) is not None:
             _score_newest(state, store_to_encode.exact.newest_tokens())
         return table.scores if slots is None else table.scores.gather(-1, slots)
+    held = positions = table.positions
     if slots is None:
-        positions, keys, values = table.positions, *store.read(table.held, state.needs.reads)
+        keys, values = store.read(table.held, state.needs.reads)
     else:
-        positions, keys, values = table.positions.gather(-1, slots), *store.at(slots)
+        positions, (keys, values) = held.gather(-1, slots), store.at(slots)
     observer = None if recorder is None else recorder.observer
-    statistics = {} if observer is None else observer.statistics(table.positions, slots)
+    statistics = {} if observer is None else observer.statistics(held, slots)
     observed = None if observer is None else observer.count
     seen, room = table.seen - table.pads, state.budget.for_policy
     return state.scorer(keys, values, positions, seen, statistics, observed, room)

@@ -10,22 +10,24 @@ from ..masks.padding import Padding
 from ..store.columns import Columns, Dense
 from ..store.exact import Exact
 from ..store.segments import Segments
-from ..store.store import Store
+from ..store.store import Store, no_mask
 from ..table.table import BlockTable
 from .exposed import ExposedStates
 
 
 class BlockFill:
-    """Writes single tokens of a layer to slots that are computed when the first token of their block comes.
+    """Writes single tokens of a layer to slots that are computed when the first token of their block comes: those of a
+    victim, or the next free ones.
 
-    It is valid until victims are due again, as long as rows, slots and storage do not change.
+    It is valid until victims are due again, or the last free slot is next, as long as rows, slots and storage do not
+    change.
 
     Attributes:
         as_it_lies: whether attention may read what `write` returns, if it left the tokens of the last forward
             unchanged; else it reads what `Store.shown` returns.
 
     Args:
-        table, store: of the layer, whose next token overwrites another.
+        table, store: of the layer.
         padding: the pads of the batch.
         exposed: tensors of the store that the user has, which have to be checked.
         own_mask: whether the model's mask does not fit the layer.
@@ -45,7 +47,7 @@ class BlockFill:
         self._kind = keys.dtype, keys.device
         self._read = "rerotated" if store.turns else "keys"
         self._alias = own_mask and lengths is None  # attention attaches a mask to keys, which must not stay there
-        self._coder, self._carries = store.coder, False
+        self._coder, self._carries, self._grows = store.coder, False, not table.full
         self._shown: Tensor | None = None
         self.as_it_lies = lengths is None and not store.rounds
         # What an earlier reader shows is not known.
@@ -59,14 +61,17 @@ class BlockFill:
         self._first, self._choice = table.counters.seen, table.choice
         if self.as_it_lies and self._visible is None:
             return
-        hides = self._own_mask and not table.all_used
-        if hides and not self._rounds:
+        hides, like = self._own_mask and not table.all_used, next(iter(columns.tensors.values()))
+        if self._grows:
+            # Where some slots hold pads, every token has a mask of its own.
+            may = not self._own_mask or table.all_real
+            columns.reader = self._coder.reader(columns, like, table.held + 1, no_mask) if may else None
+            self.as_it_lies = self._carries = hasattr(columns.reader, "hold")
             return
         if columns.reader is None or hides or self._visible is not None:
             # After each token one slot more holds a token, in heads that have room left.
             self._visible = table.used_after(len(self._slots)).unbind() if hides else None
             self._shown = None if self._visible is None else self._visible[0].clone()
-            like = next(iter(columns.tensors.values()))
             columns.reader = self._coder.reader(columns, like, None, lambda: self._shown)
         self.as_it_lies = self._carries = columns.reader is not None
 
@@ -105,16 +110,25 @@ class BlockFill:
         new = (keys, values) if dim else (keys.flatten(0, 2), values.flatten(0, 2))
         for name, by_layer in self._slots[at]:
             put(tensors[name], dim, by_layer[place], new[name == "values"])
-        counters.seen, counters.in_arrival_order = seen + 1, False
+        counters.seen = seen + 1
+        if self._grows:
+            counters.held += 1
+        else:
+            counters.in_arrival_order = False
         if self._carries:
-            if self._shown is not None and self._visible is not None:
+            if self._grows:
+                columns.reader.hold(counters.held)  # type: ignore[union-attr]
+            elif self._shown is not None and self._visible is not None:
                 self._shown.copy_(self._visible[at])
             carrier = keys[:, :, :0]
             carrier.reader = columns.reader  # type: ignore[attr-defined]
             return carrier, values
         if self._rounds:
             return keys, values
-        return tensors[self._read][:] if self._alias else tensors[self._read], tensors["values"]
+        read, held = tensors[self._read], tensors["values"]
+        if self._grows or self._alias:
+            return read[:, :, : counters.held], held[:, :, : counters.held]
+        return read, held
 
 
 class SlotsOfTokens:
@@ -130,17 +144,21 @@ class SlotsOfTokens:
         layout: where the slots of all of them lie.
         rows: number of rows of each.
         slots: `[layers * B, S, n]`, for `n` tokens, with the rows of all layers, layer by layer.
+        layers: number of layers, if all of them, and their rows, have the same `slots` `[1, 1, n]`.
     """
 
     places: Sequence[tuple[Tensor, ...]] = ()
 
-    def __init__(self, columns: Columns, layout: Dense | Segments, rows: int, slots: Tensor) -> None:
+    def __init__(
+        self, columns: Columns, layout: Dense | Segments, rows: int, slots: Tensor, layers: int | None = None
+    ) -> None:
         self.by_token: list[list[tuple[str, tuple[Tensor, ...]]]] = []
         self.put: Callable[..., Tensor] = Tensor.index_copy_
         self.dim = 2 if layout.lengths is None else 0
-        if rows == slots.shape[1] == 1 and layout.lengths is None:
+        if layers is not None or (rows == slots.shape[1] == 1 and layout.lengths is None):
             for of_layers in slots[:, 0].unbind(-1):
-                self.by_token.append([*dict.fromkeys(columns.tensors, of_layers.split(1)).items()])
+                views = of_layers.split(1) * (layers or 1)
+                self.by_token.append([*dict.fromkeys(columns.tensors, views).items()])
             return
         index = layout.index(slots, columns.tensors)
         if layout.lengths is not None:  # one index of all heads

@@ -10,6 +10,7 @@ root of its size, which balances the error. A fixed orthogonal matrix then mixes
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from math import cos, log, pi, sin, sqrt
 from numbers import Integral
 from random import Random
@@ -231,6 +232,7 @@ def _only(numbers: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
     return numbers.masked_fill(~real[..., None], 0.0), real.sum(-1)[..., None, None].to(numbers.dtype)
 
 
+@cache
 def packed_width(dim: int, bits: int) -> int:
     """Number of bytes for so many indices."""
     return sum(-(-dim * plane // 8) for plane in _PLANES[bits])

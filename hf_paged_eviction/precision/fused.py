@@ -52,7 +52,8 @@ class CodesReader:
         self._sinks: Tensor | None = None
         self._prepared: native.Prepared | None = None
         self._kind: tuple[object, ...] | None = None
-        parts = *(held.columns[name] for name in _COLUMNS), *tensors_of(held.exact), *(held.columns.layout.bounds or ())
+        columns, bounds = held.columns.tensors, held.columns.layout.bounds or ()
+        parts = *[columns[name] for name in _COLUMNS], *tensors_of(held.exact), *bounds
         self._may = all([part.is_cpu and part.is_contiguous() for part in parts])
         self._mask: Tensor | None = None
 
@@ -71,6 +72,12 @@ class CodesReader:
                     self._mask.unflatten(1, (held.visible.shape[1], -1)).copy_(held.visible[:, :, None, None])
                 return self._prepared(query)
         return attend(held, query, mask, logits)
+
+    def hold(self, held: int) -> None:
+        """So many slots are in use from now on, the first ones."""
+        self._held.held = held
+        if self._prepared is not None:
+            self._prepared.hold(held)
 
     def _prepare(self, query: Tensor, logits: Logits) -> None:
         contiguous = logits.sinks is None or logits.sinks.is_contiguous()
@@ -115,11 +122,11 @@ def obstacle(held: InCodes, query: Tensor) -> str | None:
         return "the kernels compute in float32"
     if query.requires_grad and torch.is_grad_enabled():
         return "the kernels have no gradient"
-    if any(type(codec) is not Codec for codec in held.codecs):
+    if {*map(type, held.codecs)} != {Codec}:
         return "codes are of another package"
     if max(query.shape[-1], held.dim) > max(WARPS):
         return f"the kernels read heads of at most {max(WARPS)} channels"
-    if on_cpu and any(codec.bits is None for codec in held.codecs):
+    if on_cpu and None in [codec.bits for codec in held.codecs]:
         return "keys or values are not in few bits"
     return None
 
@@ -157,7 +164,7 @@ def read(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> T
 
 def _arguments_of(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> tuple[Any, ...]:
     columns, bounds = held.columns, held.columns.layout.bounds or (None, None)
-    parts = [columns[name].contiguous() for name in _COLUMNS]
+    parts = [columns.tensors[name].contiguous() for name in _COLUMNS]
     sizes = held.slots, columns.shape[2]
     return _arguments(held.codecs, parts, held.exact, bounds, query, mask, logits, sizes)
 

@@ -21,7 +21,7 @@ from ..store.exact import EMPTY, Exact
 from .codec import Codec, planes_of, unpack
 
 
-@dataclass(frozen=True)
+@dataclass
 class InCodes:
     """The codes of all slots of a layer, and attention to them. Tokens in `exact` are read from there, not from their
     slots. If columns have lengths, entries beyond them mean nothing.

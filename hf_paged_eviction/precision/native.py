@@ -108,7 +108,9 @@ class Prepared:
         numbers = *sizes.of_c, *dims, *bits, *map(packed_width, dims, bits), slots, set_slots, *strides, *layout
         addresses = [None if part is None else part.data_ptr() for part in self._kept]
         self._call = call = _Call(None, *addresses, None, None, *numbers, scaling, softcap or 0.0)
+        call.slots = set_slots  # for `hold`
         self._scratch = query.new_empty(functions.scratch_size(ctypes.byref(call)), dtype=torch.float32)
+        call.slots = slots
         call.scratch = self._scratch.data_ptr()
         self._attend, self._at = functions.attend, ctypes.byref(call)
         self._shape, self._dtype, self._fresh = output_shape(query, exact), query.dtype, True
@@ -129,12 +131,21 @@ class Prepared:
         wide = [None if part is None else part.float() for part in floats]
         given = *wide, shown, *codes, places, *bounds, records
         names = _POINTERS[1 : -len(("scratch", "output"))]
-        self._kept = [_readable(name, part) for name, part in zip(names, given, strict=True)]
+        # As the function reads them, which gets their addresses alone: contiguous, but masks by strides.
+        self._kept: list[Tensor | None] = []
+        for name, part in zip(names, given, strict=True):
+            if part is not None and (part.dtype != _TYPES.get(name, torch.float32) or not part.is_cpu):
+                raise TypeError(f"Attention in C cannot read {name} of the type {part.dtype} on {part.device}.")
+            self._kept.append(part if part is None or name in _BY_STRIDES else part.contiguous())
         self._converted = [
             (copy, part)
             for copy, part in zip(self._kept, floats, strict=False)
             if part is not None and copy is not None and part.dtype != copy.dtype
         ]
+
+    def hold(self, slots: int) -> None:
+        """Read so many slots from now on, at most `set_slots`. Not with a mask, nor where bounds say how many."""
+        self._call.slots = slots
 
     def __call__(self, query: Tensor) -> Tensor:
         """Attention of these queries, `[rows, 1, query_heads, dim]`."""
@@ -155,12 +166,3 @@ class Prepared:
 def launch(query: Tensor, *arguments: Any) -> Tensor:
     """`launching.launch` on a CPU; arguments of `Prepared`."""
     return Prepared(query, *arguments)(query)
-
-
-def _readable(name: str, tensor: Tensor | None) -> Tensor | None:
-    """The tensor, of which the function gets the address alone, as it reads it: contiguous, but masks by strides."""
-    if tensor is None:
-        return None
-    if tensor.dtype != _TYPES.get(name, torch.float32) or not tensor.is_cpu:
-        raise TypeError(f"Attention in C cannot read {name} of the type {tensor.dtype} on {tensor.device}.")
-    return tensor if name in _BY_STRIDES else tensor.contiguous()

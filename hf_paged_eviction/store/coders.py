@@ -91,4 +91,4 @@ class Plain:
         if lengths is None or like.device.type != "cpu":
             return None
         segments, bounds = InSegments(columns["keys"], columns["values"], lengths, visible()), columns.layout.bounds
-        return segments.read if bounds is None or segments.visible is not None else SegmentsReader(segments, bounds)
+        return segments.read if bounds is None else SegmentsReader(segments, bounds)

@@ -96,6 +96,11 @@ class Exact:
         """All tensors, with rows in dimension 0."""
         return tensors_of(self)
 
+    @property
+    def alike(self) -> tuple[object, ...]:
+        """Equal for tokens whose places can be worked out together."""
+        return self.keys.shape, self.values.shape, self.keys.dtype, self.keys.device, self.newest
+
     def change(self, change: Callable[[Tensor], Tensor]) -> "Exact":
         """Apply a function to every tensor."""
         return map_tensors(change, self)

@@ -395,11 +395,9 @@ class Store:
     @property
     def coded_kind(self) -> tuple[object, ...]:
         """Equal for stores whose tokens can be encoded in the same operations."""
-        exact, codecs = self.exact, self.coder.codecs
-        states = exact.keys.shape, exact.values.shape, exact.keys.dtype, exact.keys.device, exact.newest
         return (
-            *[getattr(codec, "kind", id(codec)) for codec in codecs],
-            *states,
+            *[getattr(codec, "kind", id(codec)) for codec in self.coder.codecs],
+            *self.columns.beside.alike,
             self.columns.layout.lengths is None,
             *self.columns.tensors,
         )

@@ -42,13 +42,16 @@ def map_tensors(change: Callable[..., Tensor], part: _T, *others: _T) -> _T:
 
 def tensors_of(part: Any) -> list[Tensor]:
     """All tensors of a part, in the order in which `map_tensors` comes to them."""
+    if isinstance(part, Tensor):
+        return [part]
+    if is_dataclass(part) and not isinstance(part, type):
+        part = vars(part)
     tensors: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        tensors.append(tensor)
-        return tensor
-
-    map_tensors(note, part)
+    for value in part.values() if isinstance(part, Mapping) else part if isinstance(part, list | tuple) else ():
+        if isinstance(value, Tensor):
+            tensors.append(value)
+        elif value is not None:
+            tensors += tensors_of(value)
     return tensors
 
 
@@ -59,4 +62,4 @@ def split_rows(part: _T, rows: int) -> list[_T]:
 
 
 def _map_items(change: Callable[..., Tensor], *parts: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: map_tensors(change, *(part[name] for part in parts)) for name in parts[0]}
+    return {name: map_tensors(change, *[part[name] for part in parts]) for name in parts[0]}

@@ -43,6 +43,27 @@ def test_it_says_what_torch_says(dims: tuple[int, int, int], dtype: torch.dtype)
 
 
 @compiled
+@pytest.mark.parametrize("sets", [1, 3], ids=["shared", "separate"])
+def test_room_left_is_not_read(sets: int) -> None:
+    """Rows and heads fill their lowest slots last; what lies there may be no number. What is visible changes."""
+    limits = torch.tensor([[1, 64, 130], [63, 5, 200]])[:, -sets:]
+    layout = Segments(limits.expand(2, 3), torch.device("cpu"), 200)
+    keys, values, slots = torch.randn(layout.total, 16), torch.randn(layout.total, 16), torch.arange(200)
+    visible = torch.zeros(2, sets, 200, dtype=torch.bool)
+    reader = SegmentsReader(held := InSegments(keys, values, layout.lengths, visible), layout.bounds)
+    for share in (1.0, 0.6, 0.1):
+        left = ((limits - 1) * share).long()
+        visible.copy_((slots >= left[..., None]) & (slots < limits[..., None]))
+        query, logits = torch.randn(2, 6, 1, 16), Logits(0.3)
+        expected = held.read(query, None, logits)
+        for start, gone in zip(layout.bounds[0].flatten(), left.expand(2, 3).flatten(), strict=True):
+            keys[start : start + gone] = values[start : start + gone] = float("nan")
+        assert_close(reader(query, None, logits), expected, share=1e-5)
+        assert isinstance(reader._prepared, Prepared)
+        keys.nan_to_num_(), values.nan_to_num_()
+
+
+@compiled
 def test_large_logits_stay_finite() -> None:
     held, bounds = held_of(64, 64, torch.float32)
     held.keys.mul_(1e3)

@@ -61,17 +61,12 @@ EVENTS: dict[str, Callable[[PagedEvictionCache], None]] = {
 }
 
 
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("event", EVENTS)
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_as_if_decided_one_by_one(
-    setting: str, event: str, padded: bool, monkeypatch: pytest.MonkeyPatch, recwarn: Any
-) -> None:
-    """An event in the middle of a block, a copy, a pad among single tokens, several tokens: bit for bit the same."""
+def _as_slowly(
+    settings: dict[str, Any], event: Callable[..., None], padded: bool, counts: list[int], patch: pytest.MonkeyPatch
+) -> int:
+    """Compare with a cache that decides on each token by itself: an event before the 15th forward, a copy, a pad among
+    single tokens. Returns how many tokens were written to slots that were worked out ahead."""
     model = models.shared("llama", "paged_eviction")
-    settings = {**SIZES, **SETTINGS[setting]}
-    if event == "shrink" and setting in ("unequal", "ada_kv", "few bits, room left"):
-        settings["budget"] = 32
     quick, slow = (PagedEvictionCache(model.config, **settings) for _ in range(2))
     for _, layer in slow.paged_layers:
         layer.state.may_fill = False
@@ -84,19 +79,18 @@ def test_as_if_decided_one_by_one(
         written += attended is not None
         return attended
 
-    monkeypatch.setattr(BlockFill, "write", count)
+    patch.setattr(BlockFill, "write", count)
     torch.manual_seed(0)
-    mask = torch.ones(2, 30, dtype=torch.long)
+    mask = torch.ones(2, counts[0], dtype=torch.long)
     if padded:
-        mask[0, :13] = 0
-    counts = [30, *[1] * 9, 3, *[1] * 14]
+        mask[0, : counts[0] * 13 // 30] = 0
     for step, new in enumerate(counts):
         ids = torch.randint(0, 64, (2, new))
         if step == 14:
-            EVENTS[event](quick)
-            EVENTS[event](slow)
+            event(quick)
+            event(slow)
             quick = copy.deepcopy(quick)
-            mask = mask.flip(0) if event == "swap" else mask
+            mask = mask.flip(0) if event is _swap else mask[:, : quick.get_seq_length()]
         if step:
             came = torch.ones(2, new, dtype=torch.long)
             came[0, 0] = not (padded and step in (6, 17))
@@ -113,7 +107,36 @@ def test_as_if_decided_one_by_one(
         twin.commit()
         assert torch.equal(layer.positions, twin.positions)
         torch.testing.assert_close(layer.block_scores(), twin.block_scores(), rtol=0, atol=0, equal_nan=True)
+    return written
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_as_if_decided_one_by_one(
+    setting: str, event: str, padded: bool, monkeypatch: pytest.MonkeyPatch, recwarn: Any
+) -> None:
+    """An event in the middle of a block, a copy, a pad among single tokens, several tokens: bit for bit the same."""
+    settings = {**SIZES, **SETTINGS[setting]}
+    if event == "shrink" and setting in ("unequal", "ada_kv", "few bits, room left"):
+        settings["budget"] = 32
+    written = _as_slowly(settings, EVENTS[event], padded, [30, *[1] * 9, 3, *[1] * 14], monkeypatch)
     assert written >= 4 or settings["block_size"] == 1
+
+
+GROWING = {**EVENTS, "protect": lambda cache: cache.protect([(8, 10)]), "crop": lambda cache: cache.crop(-2)}
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("event", GROWING)
+@pytest.mark.parametrize("setting", [name for name in SETTINGS if name not in ("blocks ahead", "blocks of one")])
+def test_as_if_appended_one_by_one(
+    setting: str, event: str, padded: bool, monkeypatch: pytest.MonkeyPatch, recwarn: Any
+) -> None:
+    """The same before the cache is full, and when it becomes so; its storage grows."""
+    settings = {**SIZES, **SETTINGS[setting], "budget": 32}
+    written = _as_slowly(settings, GROWING[event], padded, [5, *[1] * 9, 3, *[1] * 25], monkeypatch)
+    assert written >= 20 or event in ("shrink", "record")
 
 
 @pytest.mark.parametrize("setting", ["separate", "unequal"])
