@@ -97,7 +97,6 @@ from .requests.pages import ALL, Kept, Pages, grown
 from .requests.setup import Setup
 from .requests.step import Entry, Step
 from .requests.table import RequestTable
-from .store.arriving import StateKind
 from .store.columns import Columns, gather_slots, slot_index
 from .store.exact import Exact, RowStatistics
 from .store.store import Store
@@ -110,7 +109,7 @@ from .table.spans import (
 )
 from .table.table import BlockTable
 from .tensors.parts import map_tensors, persistent
-from .tensors.saved import StateDict, in_range, restored
+from .tensors.saved import StateDict, in_range
 
 #: Taken from where they stand: this module loads torch, and `--help`, `score` and `report` do without it.
 WITHOUT_TORCH = {

@@ -17,11 +17,12 @@ from ..naming import Named
 from ..policies import EvictionPolicy
 from ..policies.needs import Heads
 from ..queries.observer import Queries
-from ..store.arriving import StateKind
 from ..store.store import Store
+from ..store.tensors import byte_count
 from ..table.budget import BlockBudget
 from ..table.table import BlockTable
-from ..tensors.saved import StateDict
+from ..tensors.parts import map_tensors, persistent, tensors_of
+from ..tensors.saved import state_of
 
 
 @dataclass(frozen=True)
@@ -119,14 +120,21 @@ class EvictionAction:
     Attributes:
         acts: whether `plan`, `evict_token`, `overflow` and `settle` are to be called.
         reads: whether `extra_attention` is to be called.
-        picks_blocks: whether `scores` is to be called instead of the policy where single tokens evict blocks.
-        summary_bytes: bytes that are kept on the device beside the storage.
+        scores: called instead of the policy where single tokens evict blocks: `[B, S, C]` float32 in slot order; the
+            block with the lowest scores goes next. None = the policy decides.
+        STATE: names of the attributes that files hold: plain values, and tensors with rows in dimension 0, perhaps in
+            dataclasses or dictionaries. An action that acts and names none cannot be saved.
     """
 
     acts = False
     reads = False
-    picks_blocks = False
-    summary_bytes = 0
+    scores: Callable[[], Tensor] | None = None
+    STATE: tuple[str, ...] = ()
+
+    @property
+    def summary_bytes(self) -> int:
+        """Bytes that are kept on the device beside the storage."""
+        return byte_count(*tensors_of(state_of(self)))
 
     def bytes_for(self, keys: Tensor, values: Tensor, slot_bytes: int) -> tuple[int, int]:
         """For budgets in bytes, of one layer: bytes of a slot together with its share of what is kept on the device;
@@ -139,10 +147,6 @@ class EvictionAction:
         return slot_bytes, 0
 
     # ---- tokens ---------------------------------------------------------------------------------------------------
-
-    def scores(self) -> Tensor:
-        """`[B, S, C]` float32 in slot order; the block with the lowest scores goes next. Called if `picks_blocks`."""
-        raise NotImplementedError
 
     def plan(self, slots: Tensor, begins: Tensor, held: Held) -> None:
         """A block was chosen, and the next tokens will overwrite its slots. Called on the host.
@@ -191,6 +195,18 @@ class EvictionAction:
     def extra_attention(self, call: AttentionCall) -> Extra | None:
         """Called just before attention; the slots may still be changed. None = attention reads the slots alone."""
 
+    # ---- rows and life --------------------------------------------------------------------------------------------
+
+    def start(self, table: BlockTable | None) -> None:
+        """Forget all state. Called at the first forward with the empty table of the layer, when the storage is there;
+        None = a layer that was reset waits for its first forward. A file restores the state after this, see `restored`:
+        tensors and words must be like those here."""
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Apply an indexing of dimension 0 to all state."""
+        for name in self.STATE:
+            setattr(self, name, map_tensors(lambda part: persistent(change(part)), getattr(self, name)))
+
     def check_undo(self, cropped: int, evicted: bool) -> None:
         """Check that tokens in the slots can be taken out, together with anything this action keeps of them.
 
@@ -207,40 +223,6 @@ class EvictionAction:
                 "cannot remove the hidden ones. Use disposal='drop', a budget that holds the whole text, or keep "
                 "the mask of the past as it was."
             )
-
-    # ---- rows and life --------------------------------------------------------------------------------------------
-
-    def start(self, table: BlockTable | None) -> None:
-        """Forget all state. Called at the first forward with the empty table of the layer, when the storage is there;
-        None = a layer that was reset waits for its first forward."""
-
-    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Apply an indexing of dimension 0 to all state."""
-
-    # ---- saving ---------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> StateDict | None:
-        """All state by name; None = no state.
-
-        Raises:
-            ValueError: the action has state and does not override this method.
-        """
-        if self.acts:
-            raise ValueError(f"a {type(self).__name__} has no state_dict(), so its evicted tokens cannot be saved")
-        return None
-
-    def load_state(self, saved: StateDict | None, kind: StateKind) -> None:
-        """Restore the state of another action, after `start`.
-
-        Args:
-            saved: what `state_dict` returned, see `tensors.saved`.
-            kind: shapes and dtypes of keys and values.
-
-        Raises:
-            ValueError: the state does not fit: a wrong shape, or an index out of range that C or Triton would read.
-        """
-        if saved is not None:
-            raise ValueError(f"a {type(self).__name__} has no load_state()")
 
 
 class Disposal(Named, ABC):
@@ -259,14 +241,11 @@ class Disposal(Named, ABC):
     needs_queries: ClassVar[bool] = False
 
     def check(self, context: DisposalContext) -> None:
-        """Check that this disposal works with the model and the other options.
+        """Check that this disposal works with the model and the other options; called again for other sizes.
 
         Raises:
             ValueError: it does not; the message gives the reason and what to use instead.
         """
-
-    def check_sizes(self, sizes: BlockBudget) -> None:
-        """Check a budget, also one that `shrink` sets. Raises ValueError like `check`."""
 
     @abstractmethod
     def action(self, site: Site) -> EvictionAction:

@@ -105,7 +105,7 @@ def checked_storage(options: CheckedOptions, layers: int, sizes: BlockBudget, ro
         ValueError: the disposal needs more tokens.
     """
     try:
-        options.disposal.check_sizes(sizes)
+        options.check_disposal(sizes)
     except ValueError as error:
         raise ValueError(f"budget={options.sizes.text!r} leaves {sizes.tokens} tokens: {error}") from error
     return options.allocator.most_stored(sizes, layers, rows)

@@ -84,7 +84,7 @@ class LayerState:
         self.store, self.budget, self.action, self.recorder = store, budget, action, recorder
         self.scorer, self.padding, self.own_mask = scorer, padding, own_mask
         needs = scorer.policy.needs
-        if action.picks_blocks:  # other scores decide between two prompts, and none of them lasts
+        if action.scores:  # other scores decide between two prompts, and none of them lasts
             needs = replace(needs, token_local=False, decision_interval=1)
         self.needs = needs
         self.exposed = ExposedStates(scorer.layer_idx)
@@ -156,7 +156,7 @@ class LayerState:
     def alike(self) -> tuple[object, ...] | None:
         """What is equal in layers that choose their victims together now; None = this one does not. Reads no tensor."""
         table, columns, scorer = self.table, self.store.columns, self.scorer
-        if table is None or self.action.picks_blocks or self.to_divide:
+        if table is None or self.action.scores or self.to_divide:
             return None
         counters, sizes, positions = table.counters, table.sizes, table.tokens.positions
         ragged, rounds = columns.layout.lengths is not None, self.store.rounds

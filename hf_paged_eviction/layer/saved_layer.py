@@ -1,5 +1,7 @@
 """A paged layer in a file."""
 
+from typing import Any
+
 import torch
 
 from ..table import saved_table
@@ -26,16 +28,23 @@ def saved_state(layer: PagedLayer) -> StateDict:
     if state.table is None:
         return {"kv_unchanged": layer.kv_unchanged}
     layer.commit()
+    if state.action.acts and not state.action.STATE:
+        raise ValueError(f"{type(state.action).__name__}.STATE does not say what it keeps of evicted tokens")
     return {
         "kv_unchanged": layer.kv_unchanged,
         "heads": _heads(state, state.heads),
         "store": state.store.state_dict(state.held),
         "table": saved_table.state_of(state.known),
-        "observer": None if state.recorder is None else state.recorder.observer.state_dict(),
-        "action": state.action.state_dict(),
-        "ring": None if state.ring is None else state_of(state.ring),
         "all_real": plan.all_real if plan.joined else None,
+        **{name: state_of(part) for name, part in _walked(state).items()},
     }
+
+
+def _walked(state: LayerState) -> dict[str, Any]:
+    """The parts that say by `STATE` what they hold."""
+    observer = None if state.recorder is None else state.recorder.observer
+    parts = {"observer": observer, "action": state.action, "ring": state.ring}
+    return {name: part for name, part in parts.items() if part is not None}
 
 
 def _heads(state: LayerState, heads: int) -> list[int]:
@@ -65,9 +74,8 @@ def load(layer: PagedLayer, saved: StateDict, rows: int, device: torch.device) -
     state.table = table = state.new_table(budget.now, rows, state.scorer.sets(kind.heads), device)
     saved_table.load(table, saved["table"])
     if state.recorder is not None:
-        state.recorder.observer.load_state(saved["observer"], rows, kind.heads, capacity, device)
+        state.recorder.observer.start(rows, kind.heads, capacity, device)
     state.action.start(table)
-    state.action.load_state(saved["action"], kind)
-    if state.ring is not None:
-        restore(state.ring, saved["ring"])
+    for name, part in _walked(state).items():
+        restore(part, saved[name])
     return saved["all_real"] if layer.plan.static else None

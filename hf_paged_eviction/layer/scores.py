@@ -16,7 +16,7 @@ def ask(state: LayerState, keys: Tensor, values: Tensor, positions: Tensor, seen
 def in_slots(state: LayerState, slots: Tensor | None) -> Tensor:
     """Score the tokens in the slots `[B, S, n]`, or all held tokens: `[B, S, n]`."""
     table, store, recorder = state.known, state.store, state.recorder
-    if state.action.picks_blocks and table.full:
+    if state.action.scores and table.full:
         scores = state.action.scores()
         return scores if slots is None else scores.gather(-1, slots)
     if state.early:

@@ -147,6 +147,7 @@ class CheckedOptions:
         policy, heads, allocator, disposal, positions, static: see `CacheOptions`.
         precision: precision for `bits`; None = the model's dtype.
         why_not_ours: why the model cannot use the attention implementation "paged_eviction"; None = it can.
+        context: what the disposal was told.
     """
 
     sizes: BlockBudget
@@ -158,6 +159,7 @@ class CheckedOptions:
     precision: Precision | None
     static: bool
     why_not_ours: str | None
+    context: DisposalContext
 
     @classmethod
     def check(cls, config: Any, user_options: CacheOptions, default: Default) -> "CheckedOptions":
@@ -203,18 +205,17 @@ class CheckedOptions:
         if precision is not None:
             precision.check_model(config)
         disposal = make_disposal(user_options.disposal)
-        disposal.check(
-            DisposalContext(
-                config.get_text_config(decoder=True),
-                sizes,
-                policy,
-                user_options.static,
-                uniform=isinstance(shares, Uniform),
-                latent=latent,
-                positions=user_options.positions,
-                coded=precision is not None,
-            )
+        context = DisposalContext(
+            config.get_text_config(decoder=True),
+            sizes,
+            policy,
+            user_options.static,
+            uniform=isinstance(shares, Uniform),
+            latent=latent,
+            positions=user_options.positions,
+            coded=precision is not None,
         )
+        disposal.check(context)
         return cls(
             sizes=sizes,
             policy=policy,
@@ -225,7 +226,12 @@ class CheckedOptions:
             precision=precision,
             static=user_options.static,
             why_not_ours=why_not_ours(config),
+            context=context,
         )
+
+    def check_disposal(self, sizes: BlockBudget) -> None:
+        """Raise ValueError if the disposal cannot work with these sizes and the other options."""
+        self.disposal.check(replace(self.context, sizes=sizes))
 
     def check_together(self) -> None:
         """Refuse an allocator, or a policy that decides budgets itself, that cannot be combined with the other options.
@@ -334,7 +340,7 @@ class CheckedOptions:
         protecting = sizes.protecting(protect)
         self._check_spans(protecting)
         if protecting.tokens is not None:
-            self.disposal.check_sizes(protecting)
+            self.check_disposal(protecting)
         return replace(self, sizes=replace(self.sizes, spans=protecting.spans))
 
     def shrunk(self, budget: int, present: int | None) -> "CheckedOptions":
@@ -348,7 +354,7 @@ class CheckedOptions:
             TypeError, ValueError: the budget is not valid, or larger than the present one.
         """
         sizes = self.sizes.resized(budget)
-        self.disposal.check_sizes(sizes)
+        self.check_disposal(sizes)
         if present is not None and sizes.capacity > present:
             raise ValueError(
                 f"shrink({sizes.capacity}) would be growth: the budget is {present}, and evicted tokens cannot come "

@@ -19,7 +19,6 @@ from ..store.columns import Columns, cat_rows, gather_slots
 from ..store.tensors import byte_count
 from ..tensors.parts import map_tensors
 from ..tensors.pieces import PIECE_BYTES
-from ..tensors.saved import StateDict, restore, state_of
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class Observer:
         local_heads, rotary: see `fold`.
     """
 
-    STATE = "_rows", "count", "_longest", "_kept", "_kept_real", "_logits"
+    STATE = "_tokens", "_rows", "count", "_longest", "_kept", "_kept_real", "_logits"
 
     def __init__(
         self, policy: EvictionPolicy, block_size: int, local_heads: LocalHeads = WHOLE, rotary: Rotary | None = None
@@ -329,21 +328,13 @@ class Observer:
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> StateDict:
-        """The state: statistics, counts and stored queries."""
-        columns = self.columns.state_dict(self.columns.shape[2]) if self.columns.tensors else {}
-        return {"tokens": columns, **state_of(self)}
+    @property
+    def _tokens(self) -> dict[str, Tensor]:
+        return self.columns.tensors
 
-    def load_state(self, saved: StateDict, rows: int, kv_heads: int, capacity: int, device: torch.device) -> None:
-        """Restore the state of another observer, after which `start` is as with these arguments.
-
-        Raises:
-            ValueError: the state does not fit.
-        """
-        self.start(rows, kv_heads, capacity, device)
-        if self.columns.tensors:
-            self.columns.load_state(saved["tokens"], capacity)
-        restore(self, saved)
+    @_tokens.setter
+    def _tokens(self, statistics: dict[str, Tensor]) -> None:
+        self.columns.use(statistics)
 
 
 def observe_blocks(

@@ -63,7 +63,8 @@ def restored(part: _T, saved: Any, name: str = "") -> _T:
         name: of the part, for errors.
 
     Raises:
-        ValueError: a tensor has another shape or dtype than that in `part`. KeyError: a part is missing.
+        ValueError: a tensor has another shape or dtype than that in `part`, or a word is another. KeyError: a part is
+            missing.
     """
     new: Any = saved
     if is_dataclass(part) and not isinstance(part, type):
@@ -73,6 +74,8 @@ def restored(part: _T, saved: Any, name: str = "") -> _T:
         new = {key: restored(value, saved[str(key)], str(key)) for key, value in part.items()}
     elif isinstance(part, frozenset):
         new = frozenset(saved)
+    elif isinstance(part, str) and part != saved:
+        raise ValueError(f"{name} is {saved!r} in the file, {part!r} here")
     elif isinstance(part, Tensor):
         there, here = ((getattr(one, "dtype", None), [*getattr(one, "shape", ())]) for one in (saved, part))
         if there != here:

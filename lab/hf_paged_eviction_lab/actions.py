@@ -1,20 +1,14 @@
 """What the disposals of the lab have in common: a state of a few tensors for each layer."""
 
-from collections.abc import Callable
 from typing import Generic, TypeVar
-
-from torch import Tensor
 
 from hf_paged_eviction.internals import (
     BlockTable,
     DisposalContext,
     EvictionAction,
-    StateDict,
-    StateKind,
     map_tensors,
     mixes_heads,
     persistent,
-    restored,
 )
 
 S = TypeVar("S")
@@ -63,16 +57,18 @@ class StatefulAction(EvictionAction, Generic[S]):
     """Keeps a dataclass of tensors, with rows in dimension 0.
 
     Attributes:
-        any: whether anything may have left. Before, there is nothing to read or to save.
+        kept: the state; None = the layer has met no token.
+        any: whether anything may have left. Before, there is nothing to read.
     """
 
     acts = True
-    _state: S | None = None
+    STATE = "kept", "any"
+    kept: S | None = None
     any = False
 
     def use(self, state: S) -> None:
         """Keep a copy of this state from now on."""
-        self._state = map_tensors(persistent, state)
+        self.kept = map_tensors(persistent, state)
 
     @property
     def state(self) -> S:
@@ -81,42 +77,16 @@ class StatefulAction(EvictionAction, Generic[S]):
         Raises:
             RuntimeError: the layer has met no token.
         """
-        if self._state is None:
+        if self.kept is None:
             raise RuntimeError("The cache is empty: run a forward first.")
-        return self._state
-
-    @property
-    def summary_bytes(self) -> int:  # type: ignore[override]
-        """See `EvictionAction.summary_bytes`."""
-        return 0 if self._state is None else state_bytes(self._state)
+        return self.kept
 
     def start(self, table: BlockTable | None) -> None:
         """See `EvictionAction.start`."""
-        self._state, self.any = None, False
+        self.kept, self.any = None, False
         if table is not None:
             self.use(self.empty(table))
 
     def empty(self, table: BlockTable) -> S:
         """The state of a layer that has met no token."""
         raise NotImplementedError
-
-    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        """See `EvictionAction.map_rows`."""
-        if self._state is not None:
-            self.use(map_tensors(change, self._state))
-
-    def state_dict(self) -> StateDict | None:
-        """See `EvictionAction.state_dict`."""
-        return dict(vars(self.state)) if self.any else None
-
-    def load_state(self, saved: StateDict | None, kind: StateKind) -> None:
-        """See `EvictionAction.load_state`."""
-        if saved is not None:
-            self.use(restored(self.state, saved))
-            self.any = True
-
-
-def state_bytes(state: object) -> int:
-    """Of all tensors of a dataclass."""
-    sizes: list[int] = [tensor.nbytes for tensor in vars(state).values() if isinstance(tensor, Tensor)]
-    return sum(sizes)

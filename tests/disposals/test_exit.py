@@ -2,6 +2,7 @@
 
 import copy
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +48,18 @@ def test_a_block_is_planned_before_its_tokens_leave(padded: bool) -> None:
                 assert (log.planned >= log.times)[..., :-1].all()
                 gap = (log.planned - log.times)[..., :-1].sum(-1)
                 assert (gap < 4).all(), "a block leaves before the next one is chosen"
+
+
+def test_an_action_that_does_not_say_what_it_keeps_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = models.shared("llama")
+    cache = models.paged(model.config, budget=24, block_size=4, disposal=Witness())
+    modes.forward(model, cache, *modes.batch("greedy", True), 0, 40)
+    cache.save(tmp_path / "context.safetensors")
+    monkeypatch.setattr(type(cache.layers[0].action), "STATE", ())
+    with pytest.raises(ValueError, match=r"layer 0: WitnessAction\.STATE"):
+        cache.save(tmp_path / "context.safetensors")
 
 
 class Operators(TorchDispatchMode):

@@ -1,6 +1,5 @@
 """A disposal that writes down what leaves, and a check that nothing is forgotten or let go twice."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,6 @@ from torch import Tensor
 from hf_paged_eviction import Disposal
 from hf_paged_eviction.disposals import EvictionAction, Held, Site
 from hf_paged_eviction.table.table import BlockTable
-from hf_paged_eviction.tensors.parts import map_tensors
 
 MOST = 256  # positions that a test may use
 
@@ -39,6 +37,7 @@ class WitnessAction(EvictionAction):
     """Notes everything in tensors of its own."""
 
     acts = True
+    STATE = ("log",)
 
     def __init__(self) -> None:
         self.log: Log | None = None
@@ -68,10 +67,6 @@ class WitnessAction(EvictionAction):
         log.call.scatter_(-1, index, log.calls[:, None, None].expand_as(index))
         for target, states in ((log.keys, leaving.keys), (log.values, leaving.values)):
             target.scatter_(2, index[..., None].expand(*states.shape[:3], states.shape[-1]), states.detach())
-
-    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
-        if self.log is not None:
-            self.log = map_tensors(change, self.log)
 
     def start(self, table: BlockTable | None) -> None:
         self.log = None

@@ -11,12 +11,11 @@ from hf_paged_eviction.internals import (
     Held,
     Part,
     Site,
-    StateDict,
-    StateKind,
+    byte_count,
     gather_slots,
 )
 
-from ..actions import StatefulAction, state_bytes
+from ..actions import StatefulAction
 from .demoted import Demoted, balance
 
 
@@ -55,7 +54,7 @@ class DemoteAction(StatefulAction[Demoted]):
         share = self.share
         room = int(capacity * self.site.store.token_bytes(keys, values) * share / (1 - share))
         channels = keys[:, :, :1].to("meta", torch.float32)
-        one, two = (state_bytes(self._empty(count, channels)) for count in (1, 2))
+        one, two = (byte_count(*vars(self._empty(count, channels)).values()) for count in (1, 2))
         size = two - one
         room -= one - size
         if room < size:
@@ -155,14 +154,3 @@ class DemoteAction(StatefulAction[Demoted]):
         channels = balance(queries.detach(), keys.detach(), call.real)
         known = self.state.channels
         known.copy_(torch.where(first[:, None, None, None], channels, known))
-
-    # ---- saving ---------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> StateDict | None:
-        """See `EvictionAction.state_dict`: channels are known before anything leaves."""
-        return None if self._state is None else dict(vars(self._state))
-
-    def load_state(self, saved: StateDict | None, kind: StateKind) -> None:
-        """See `EvictionAction.load_state`."""
-        super().load_state(saved, kind)
-        self.any = saved is not None and bool((self.state.positions >= 0).any())

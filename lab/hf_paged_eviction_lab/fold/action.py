@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hf_paged_eviction.internals import AttentionCall, BlockTable, Extra, Held, Site, StateDict, StateKind
+from hf_paged_eviction.internals import AttentionCall, BlockTable, Extra, Held, Site
 
 from ..actions import StatefulAction
 from .kernels import Kernels, LayerKernels
@@ -78,11 +78,3 @@ class FoldAction(StatefulAction[FoldedState]):
         query = call.queries.query
         with torch.autocast(query.device.type, enabled=False):
             return Extra([read_state(self._maps.of_queries(query), self.state.values, self.state.mass)])
-
-    # ---- saving ---------------------------------------------------------------------------------------------------
-
-    def load_state(self, saved: StateDict | None, kind: StateKind) -> None:
-        """See `EvictionAction.load_state`."""
-        if saved is not None and saved["kernels"] != self.state.kernels:
-            raise ValueError("its tokens were folded with other kernels than those of this file name now")
-        super().load_state(saved, kind)

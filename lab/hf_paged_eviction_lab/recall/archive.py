@@ -125,4 +125,4 @@ class Archive:
         stored = in_range("stored", saved["stored"], 0, saved["states"].shape[2])
         self.host.fill(saved["states"])
         self.summaries.fill([saved[name] for name in _VECTORS[: len(self.summaries.vectors)]])
-        self.stored, self.due, self.wanted_at = stored, saved["due"], saved.get("wanted_at")
+        self.stored, self.due, self.wanted_at = stored, saved["due"], saved["wanted_at"]

@@ -20,7 +20,6 @@ from hf_paged_eviction.internals import (
     Held,
     Site,
     StateDict,
-    StateKind,
     map_tensors,
     rank_keys,
 )
@@ -122,10 +121,10 @@ class Recall(Disposal):
             "at every step, and a forward of several tokens would still attend to the whole text. Use positions='text'",
         )
         if context.sizes.tokens is not None:
-            self.check_sizes(context.sizes)
+            self._check_room(context.sizes)
 
-    def check_sizes(self, sizes: BlockBudget) -> None:
-        """See `Disposal.check_sizes`: the slots must have room for `blocks` recalled blocks."""
+    def _check_room(self, sizes: BlockBudget) -> None:
+        """The slots must have room for `blocks` recalled blocks."""
         budget, size = sizes.capacity, sizes.block_size
         always = sizes.protected_blocks + sizes.recent_blocks + 1
         recalled = 1 if self.blocks == "all" else self.blocks
@@ -157,7 +156,8 @@ class RecallAction(EvictionAction):
         site: the layer.
     """
 
-    acts = reads = picks_blocks = True
+    acts = reads = True
+    STATE = "stored", "_looked", "_resting", "_faults"
 
     def __init__(self, settings: Recall, site: Site) -> None:
         self.settings, self.site = settings, site
@@ -179,7 +179,7 @@ class RecallAction(EvictionAction):
         self.stage = Stage()
 
     @property
-    def summary_bytes(self) -> int:  # type: ignore[override]
+    def summary_bytes(self) -> int:
         """See `EvictionAction.summary_bytes`."""
         return 0 if self.archive is None else self.archive.summaries.bytes + self.stage.bytes
 
@@ -223,19 +223,15 @@ class RecallAction(EvictionAction):
 
     # ---- saving ---------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> StateDict | None:
-        """See `EvictionAction.state_dict`. Prefetched blocks are left out, because host memory has them, too."""
-        if self.archive is None and self._looked is None:
-            return None
-        archive = {} if self.archive is None else self.archive.state_dict()
-        return {**archive, "looked": self._looked, "resting": self._resting, "faults": self._faults}
+    @property
+    def stored(self) -> StateDict | None:
+        """The archive by name. Prefetched blocks are left out, because host memory has them, too."""
+        return None if self.archive is None else self.archive.state_dict()
 
-    def load_state(self, saved: StateDict | None, kind: StateKind) -> None:
-        """See `EvictionAction.load_state`."""
+    @stored.setter
+    def stored(self, saved: StateDict | None) -> None:
         if saved is not None:
-            if "states" in saved:
-                self._begun(self.table.phase.full_at.shape[1]).load_state(saved)
-            self._looked, self._resting, self._faults = saved.get("looked"), saved["resting"], saved["faults"]
+            self._begun(self.table.phase.full_at.shape[1]).load_state(saved)
 
     # ---- to host memory -------------------------------------------------------------------------------------------
 

@@ -83,11 +83,10 @@ def test_one_context_serves_several_questions(tmp_path: Path) -> None:
         assert_close(logits, own[order])
 
 
-def test_blocks_that_are_missing_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_are_missing_are_refused(tmp_path: Path) -> None:
     model, cache, *_ = fed([45, 1, 1, 1])
-    action, path = cache.paged_layers[1][1].action, tmp_path / "context.safetensors"
-    saved = action.state_dict()
-    monkeypatch.setattr(action, "state_dict", lambda: {**saved, "stored": saved["stored"] + 99})
+    path = tmp_path / "context.safetensors"
+    cache.paged_layers[1][1].action.archive.stored += 99
     cache.save(path)
     with pytest.raises(ValueError, match="stored has numbers outside"):
         PagedEvictionCache.load(path, model.config)
@@ -97,6 +96,7 @@ def test_the_file_names_its_tensors(tmp_path: Path) -> None:
     _, cache, *_ = fed([45, 1])
     cache.save(tmp_path / "context.safetensors")
     names = set(load_file(tmp_path / "context.safetensors"))
-    assert {f"state.layers.0.paged.action.{name}" for name in ("states", "high", "low", "stored", "due")} <= names
+    action = "state.layers.0.paged.action.stored"
+    assert {f"{action}.{name}" for name in ("states", "high", "low", "stored", "due")} <= names
     with safe_open(tmp_path / "context.safetensors", "pt") as file:
-        assert file.get_tensor("state.layers.0.paged.action.states").shape == (3, 2, 11, 4, 16)
+        assert file.get_tensor(f"{action}.states").shape == (3, 2, 11, 4, 16)
