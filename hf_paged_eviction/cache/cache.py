@@ -52,6 +52,7 @@ from ..table.spans import Spans, of_rows, read_spans
 from ..tensors.autocast import without_autocast
 from ..tensors.graphs import leave_graphs, warn_of_leaving
 from . import context
+from .facts import differences, model_facts
 from .follow_up import check_new
 from .follow_up import follow_up as follow_up_inputs
 from .labels import choosers
@@ -611,7 +612,9 @@ class PagedEvictionCache(DynamicCache, metaclass=_CacheClass):  # type: ignore[m
             settings["protect"] = spans_in(self._evicting[0].table.phase.bounds)
         config, weights = self._attention.config, self._weights
         if model is not None:
-            context.refuse_other_model(config, model.config)
+            facts = model_facts(config), model_facts(model.config)
+            if differing := differences(*facts, "of this cache", "of model="):
+                raise ValueError(f"model= is another model than this cache was made for ({differing}).")
             weights = weights_digest(model)
         parts = self.layers, self._padding, self._limits
         context.save(path, config, settings, *parts, input_ids, weights, self._options.profile)

@@ -91,17 +91,6 @@ def save(
     files.write(path, content)
 
 
-def refuse_other_model(config: Any, other: Any) -> None:
-    """Refuse `model=` if it is not the model that the cache was made for.
-
-    Raises:
-        ValueError: with what differs.
-    """
-    if differing := differences(model_facts(config), model_facts(other)):
-        summary = differing.replace("in the file", "of this cache").replace("here", "of model=")
-        raise ValueError(f"model= is another model than this cache was made for ({summary}).")
-
-
 # ---- loading ---------------------------------------------------------------------------------------------------------
 
 
@@ -129,7 +118,7 @@ def read(
     """
     content = files.read(path)
     there, here = content["model"] | {"dtype": content["dtype"]}, model_facts(config) | {"dtype": dtype_name(config)}
-    if differing := differences(there, here):
+    if differing := differences(there, here, "in the file", "here"):
         raise ValueError(f"it was made with another model ({differing})")
     saved = content["weights"]
     if saved is None and must_say:

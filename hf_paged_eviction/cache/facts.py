@@ -31,10 +31,10 @@ def dtype_name(config: Any) -> str | None:
     return next((str(dtype).removeprefix("torch.") for dtype in dtypes if dtype is not None), None)
 
 
-def differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> str:
-    """The differences in words. Facts that only one of the two has do not count."""
+def differences(saved: Mapping[str, Any], present: Mapping[str, Any], there: str, here: str) -> str:
+    """The differences in words, of what is `there` and `here`. Facts that only one of the two has do not count."""
     return "; ".join(
-        f"{name}: {saved[name]!r} in the file, {present[name]!r} here"
+        f"{name}: {saved[name]!r} {there}, {present[name]!r} {here}"
         for name in saved
         if None not in (saved[name], present.get(name)) and saved[name] != present[name]
     )

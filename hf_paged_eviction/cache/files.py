@@ -1,4 +1,4 @@
-"""Files of saved contexts: safetensors, with JSON and a digest of everything in the metadata."""
+"""Files of saved contexts: tensors, and everything else as JSON in the metadata."""
 
 import json
 import os
@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..naming.digests import content_digest
 from ..naming.files import shown
-from ..naming.tensors import FileKind, write_tensors
+from ..naming.tensors import FileKind
 from ..tensors.saved import put_together, take_apart
 
 #: Rises when files of the version before cannot be read any more, or its readers would misread new ones.
@@ -28,11 +26,7 @@ def write(path: str | Path, content: Mapping[str, Any]) -> None:
     """
     tensors: dict[str, Tensor] = {}
     text = json.dumps(take_apart(content, tensors), sort_keys=True, allow_nan=False)
-    placed = {
-        name: tensor.detach().to("cpu").clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
-    }
-    metadata = {**_KIND.metadata, "content": text, "digest": content_digest(text, placed)}
-    write_tensors(path, placed, metadata, mode=0o600)  # a context may be private
+    _KIND.write(path, tensors, {"content": text}, mode=0o600)  # a context may be private
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -44,8 +38,5 @@ def read(path: str | Path) -> dict[str, Any]:
     """
     if not os.path.lexists(path):
         raise FileNotFoundError(f"There is no saved context {shown(path)}. PagedEvictionCache.save writes one.")
-    with _KIND.opened(path) as (metadata, file):
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
-    if content_digest(metadata["content"], tensors) != metadata["digest"]:
-        raise ValueError("its digest does not match: it was damaged or changed after it was written")
+    metadata, tensors = _KIND.read(path)
     return put_together(metadata["content"], tensors)  # type: ignore[no-any-return]

@@ -1,11 +1,11 @@
 """Make the policy and the allocator of a saved context from their labels."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ..allocators import BudgetAllocator
 from ..allocators.registry import ALLOCATORS
-from ..learned.calibration import load_calibration
 from ..learned.lookup import find_calibration
 from ..naming.named import Named
 from ..naming.registry import Registry
@@ -34,7 +34,10 @@ def choosers(
     """
     settings, (saved, digest) = content["settings"], content["profile"]
     if saved is not None and profile is None:
-        profile = _find_profile(saved, digest, config)
+        found = saved if Path(saved).is_file() else find_calibration(config)
+        if found is None:
+            raise ValueError(f"it was made with the profile {saved!r}, which is not here: pass profile= with this file")
+        profile = str(found)
     made = (
         _made_of(POLICIES, settings["policy"], policy, profile),
         _made_of(ALLOCATORS, settings["allocator"], allocator, profile),
@@ -42,8 +45,8 @@ def choosers(
     here = {**made[0].profile_digests, **made[1].profile_digests}
     if {*here.values()} != ({digest} - {None}):
         raise ValueError(
-            f"it was made with the profile {saved!r} of digest {digest}, and here are the digests {here!r}. Pass "
-            "profile= with the file as it was"
+            f"it was made with the profile {saved!r} of digest {digest}, and here is {here!r}. Pass profile= with the "
+            "file as it was, if it has changed since"
         )
     return made
 
@@ -52,27 +55,9 @@ def _made_of(registry: Registry[T], label: str, override: str | T | None, profil
     """The object of a label; the user's, if there is one, must have the same label."""
     kind = registry.kind.name
     try:
-        instance = registry.make(label if override is None else override, profile)
+        instance = registry.make(override or label, profile)
     except ValueError as error:
-        if override is not None:
-            raise
-        raise ValueError(
-            f"its {kind} {label!r} cannot be made here ({error}) Register its class first, or pass {kind}="
-        ) from error
+        raise ValueError(f"{error} If its class is not registered here, pass {kind}=") from error
     if instance.label != label:
         raise ValueError(f"its {kind} is {label!r}, and {kind}= is {instance.label!r}")
     return instance
-
-
-def _find_profile(saved: str, digest: str, config: Any) -> str:
-    """The profile of a context: the file of its path, or that of the weights, if the content is the same."""
-    for path in (saved, find_calibration(config)):
-        try:
-            if path is not None and load_calibration(path).digest == digest:
-                return str(path)
-        except ValueError:  # it is not here, or cannot be used
-            continue
-    raise ValueError(
-        f"it was made with the profile {saved!r} (digest {digest}), which is not here, or has changed since. Pass "
-        "profile= with the file as it was"
-    )

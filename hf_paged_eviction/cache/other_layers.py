@@ -25,17 +25,14 @@ def other_state(layer: Any) -> StateDict:
     state = {"layer": type(layer).__name__, **{name: getattr(layer, name) for name in names if name != "device"}}
     for name, value in state.items():
         if isinstance(value, torch.dtype):
-            state[name] = str(value)
-        elif not all(map(_plain, value.values() if isinstance(value, dict) else [value])):
-            raise ValueError(
-                f"a {type(layer).__name__} holds {name}, a {type(value).__name__}, which cannot be saved by name. "
-                "Use copy.deepcopy of the cache within this process."
-            )
+            state[name] = value = str(value)
+        for part in value.values() if isinstance(value, dict) else [value]:
+            if not isinstance(part, Tensor | bool | int | float | str | None):
+                raise ValueError(
+                    f"a {type(layer).__name__} holds {name}, a {type(part).__name__}, which cannot be saved by name. "
+                    "Use copy.deepcopy of the cache within this process."
+                )
     return state
-
-
-def _plain(value: Any) -> bool:
-    return value is None or isinstance(value, Tensor | bool | int | float | str)
 
 
 def load_other(saved: StateDict, layer: Any, device: torch.device, static: bool) -> None:

@@ -9,14 +9,12 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from .digests import content_digest
 from .files import existing_file
-from .tensors import FileKind, write_tensors
+from .tensors import FileKind
 
 T = TypeVar("T")
 #: By layer, and by name.
 Tensors = Mapping[int, Mapping[str, Tensor]]
-_DIGEST = "digest"
 #: Nanoseconds within which two writes of a file may get the same time: far more than a tick of any kernel's clock.
 _TICK = 10**8
 #: Errors of reading a file of another kind.
@@ -58,13 +56,10 @@ class FittedFiles(Generic[T]):
             OSError: the file cannot be written.
         """
         tensors = {
-            f"layers.{index}.{name}": tensor.detach().cpu().contiguous()
-            for index, layer in layers.items()
-            for name, tensor in layer.items()
+            f"layers.{index}.{name}": tensor for index, layer in layers.items() for name, tensor in layer.items()
         }
         texts = {"model": json.dumps(dict(model)), "facts": json.dumps(dict(facts))}
-        metadata = {**self._kind.metadata, **texts, **more}
-        write_tensors(path, tensors, {**metadata, _DIGEST: _digest(metadata, tensors)})
+        self._kind.write(path, tensors, {**texts, **more})
 
     def load(self, path: str | Path) -> T:
         """Read a file. The result is cached until the file changes.
@@ -81,27 +76,12 @@ class FittedFiles(Generic[T]):
 
     def _read(self, path: Path, *state: int) -> T:
         try:
-            with self._kind.opened(path) as (metadata, file):
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
-            _check_digest(metadata, tensors)
+            metadata, tensors = self._kind.read(path)
             texts = {name: json.loads(metadata[name]) for name in ("model", "facts")}
             return self._make(_by_layer(tensors), {**metadata, **texts, "path": path})
         except _UNREADABLE as error:
             reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error).removesuffix(".")
             raise ValueError(f"Cannot use the {self._called} {str(path)!r}: {reason}.") from error
-
-
-def _digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
-    """Digest of everything in a file except the digest itself."""
-    texts = {name: text for name, text in metadata.items() if name != _DIGEST}
-    return content_digest(json.dumps(texts, sort_keys=True), tensors)
-
-
-def _check_digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
-    if _DIGEST not in metadata:
-        raise ValueError("it has no digest, like files of earlier versions: make it again")
-    if metadata[_DIGEST] != _digest(metadata, tensors):
-        raise ValueError("its digest does not match: it was damaged or changed after it was written")
 
 
 def _by_layer(tensors: Mapping[str, Tensor]) -> Tensors:

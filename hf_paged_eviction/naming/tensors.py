@@ -1,16 +1,19 @@
-"""Safetensors files of this package, with kind and version in the metadata."""
+"""Safetensors files of this package, with kind, version and a digest of everything in the metadata."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from .digests import content_digest
 from .files import check_regular, whole_file
+
+_DIGEST = "digest"
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,36 @@ class FileKind:
         version = {} if self.version is None else {self.version_key: str(self.version)}
         return {"format": f"hf_paged_eviction.{self.name}", **version}
 
-    @contextmanager
-    def opened(self, path: str | Path) -> Iterator[tuple[dict[str, str], Any]]:
-        """Context manager: the metadata of a file, and the open file, whose tensors `get_tensor(name)` reads.
+    def write(
+        self, path: str | Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str], mode: int = 0o644
+    ) -> None:
+        """Write a file with a digest of everything in it, whole or not at all, see `whole_file`.
+
+        Args:
+            tensors: by name, on any device.
+            texts: metadata.
+            mode: permissions of a new file.
+
+        Raises:
+            OSError: it cannot be written; the message names the file.
+        """
+        placed = {
+            name: tensor.detach().to("cpu").clone(memory_format=torch.contiguous_format)
+            for name, tensor in tensors.items()
+        }
+        metadata = {**self.metadata, **texts}
+        with whole_file(path, mode) as temporary:
+            try:
+                save_file(placed, temporary, {**metadata, _DIGEST: _digest(metadata, placed)})
+            except SafetensorError as error:
+                raise OSError(str(error).removeprefix("Error while serializing: ")) from error
+
+    def read(self, path: str | Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+        """The metadata and the tensors of a file, on the CPU.
 
         Raises:
             ValueError: the file has another kind or version, or is not a safetensors file, or it is a folder, a pipe or
-                the like. OSError: it cannot be read.
+                the like; or it was changed after it was written. OSError: it cannot be read.
         """
         check_regular(path)
         with Path(path).open("rb"):  # one that may not be read is not a damaged one
@@ -56,24 +82,17 @@ class FileKind:
                     raise ValueError(
                         f"it is of version {version!r}, this package reads version {self.version}: {self.remedy}"
                     )
-                yield metadata, file
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dictionary
         except SafetensorError as error:
             raise ValueError(f"it is not a safetensors file, or it is truncated ({error})") from error
+        if _DIGEST not in metadata:
+            raise ValueError("it has no digest, like files of earlier versions: make it again")
+        if metadata[_DIGEST] != _digest(metadata, tensors):
+            raise ValueError("its digest does not match: it was damaged or changed after it was written")
+        return metadata, tensors
 
 
-def write_tensors(
-    path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], mode: int = 0o644
-) -> None:
-    """Write a safetensors file, whole or not at all, see `whole_file`.
-
-    Args:
-        tensors: by name, contiguous on the CPU.
-
-    Raises:
-        OSError: it cannot be written; the message names the file.
-    """
-    with whole_file(path, mode) as temporary:
-        try:
-            save_file(dict(tensors), temporary, dict(metadata))
-        except SafetensorError as error:
-            raise OSError(str(error).removeprefix("Error while serializing: ")) from error
+def _digest(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """Digest of everything in a file except the digest itself."""
+    texts = {name: text for name, text in metadata.items() if name != _DIGEST}
+    return content_digest(json.dumps(texts, sort_keys=True), tensors)
