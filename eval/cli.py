@@ -6,16 +6,16 @@ import sys
 
 from .running.processes.child import end_with_parent
 
-NEEDS_EXTRA = frozenset("accelerate datasets evaluate matplotlib pandas pydantic rich typer yaml".split())
+NEEDS_EXTRA = frozenset("accelerate datasets evaluate matplotlib pandas pydantic rich yaml".split())
 
 
 def main() -> None:
     """Run the command line, or say in one line how to install what it needs."""
     end_with_parent()
     try:
-        from .commands import app
+        from .commands import main as run
 
-        app()
+        run()
     except ModuleNotFoundError as error:
         if error.name not in NEEDS_EXTRA:
             raise

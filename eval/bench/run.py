@@ -28,7 +28,7 @@ def run_options(options: BenchOptions) -> bool:
     """Measure what was typed with a progress bar, show tables; whether all that was asked for was measured."""
     notes, settings = Console(stderr=True), on_this_machine(read(options, VARIANTS))
     with progress(notes, "measurements", lambda _: "fewer --contexts, --budgets, --variants or --rounds") as watch:
-        rows, differences = run_bench(settings, options.output, options.again, watch)
+        rows, differences = run_bench(settings, options.output, watch)
     for table in tables(rows):
         show(Console(), table)
     for note in [*differences, *reasons(rows)]:
@@ -42,15 +42,14 @@ def plan(settings: BenchSettings) -> list[list[BenchKey]]:
     return [decode_keys(settings, budget, batch) for batch, budget in product(settings.batch_sizes, settings.budgets)]
 
 
-def run_bench(settings: BenchSettings, output: Path, again: bool, watch: Watch) -> tuple[list[Row], list[str]]:
+def run_bench(settings: BenchSettings, output: Path, watch: Watch) -> tuple[list[Row], list[str]]:
     """Measure what is not yet in the folder: all rows, and how those of other settings differ.
 
     Args:
         output: folder of results; a run with the same settings is continued.
-        again: forget what the folder holds.
         watch: told of progress.
     """
-    folder = ResultFolder(output, {"": settings.as_json()}, row_key, again=again)
+    folder = ResultFolder(output, {"": settings.as_json()}, row_key)
     groups, model, started = plan(settings), None, time.monotonic()
     folder.write_meta({"versions": versions(), "hardware": hardware(1), "complete": False})
     finished, total = 0, sum(map(len, groups))

@@ -22,7 +22,7 @@ FULL_COMPILED, FLOOR_COMPILED = "full_compiled", "floor_compiled"
 PAGED_STATIC, PAGED_STATIC_OWN = "paged_static", "paged_static_own"
 #: This cache with a compiled step.
 STATIC = (PAGED_STATIC, PAGED_STATIC_OWN)
-#: What each of them is says `paged-eviction bench --help-all`.
+#: What each of them is says `paged-eviction bench --help`.
 VARIANTS = (FULL, FLOOR, PAGED, FULL_COMPILED, FLOOR_COMPILED, *STATIC)
 #: Those that hold C tokens whatever the context, and those for which the model's forward is compiled.
 FLOORS, COMPILED = {FLOOR, FLOOR_COMPILED}, {FULL_COMPILED, FLOOR_COMPILED, *STATIC}

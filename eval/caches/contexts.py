@@ -37,7 +37,7 @@ def run_compress(options: Any) -> PagedEvictionCache:
         raise UserError(
             "--budget is missing: give a number of tokens, a share ('25%', '25% of memory'), or bytes such as 512MiB"
         )
-    check_output(options.output, "a context")
+    check_output(options.output)
     text, settings = read_text("--text", options.text), _one_cache(options)
     model, tokenizer = models.load(settings)
     (policy,) = settings.policies

@@ -2,50 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Sequence
 from importlib.metadata import entry_points
-from typing import Annotated
-
-import typer
+from inspect import getdoc
+from textwrap import fill
 
 import hf_paged_eviction
 
 from ..caches.plugins import load_plugins
-from . import bench, compress, evaluate, lists, plan, prepare, report, score, verify
-from .brief import PlainGroup
-from .command import add_command, plain_errors
+from ..errors import UserError
+from ..options.base import nearest
+from . import bench, catalogue, compress, evaluate, plan, prepare, report, score, verify
+from .parser import Command, Parser, plain_errors, run_command
 
-app = typer.Typer(cls=PlainGroup, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
-
-
-def show_version(wanted: bool) -> None:
-    """Print the version and stop."""
-    if wanted:
-        typer.echo(hf_paged_eviction.__version__)
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print the version and stop.")
-    ] = False,
-    plugin: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MODULE",
-            help="A module or .py file that registers policies, allocators or disposals of your own. Stands before the "
-            "command, once for each module.",
-        ),
-    ] = None,
-) -> None:
-    """Measure what a smaller KV cache costs: accuracy, perplexity, time and memory, for any policy and budget."""
-    with plain_errors():
-        load_plugins(plugin or ())
-
-
+#: Entry points of other packages, such as the lab.
+GROUP = "hf_paged_eviction_eval.commands"
 #: In the order of `--help`.
-COMMANDS: dict[str, Callable[..., bool | None]] = {
+COMMANDS: dict[str, Command] = {
     "plan": plan.plan,
     "prepare": prepare.prepare,
     "eval": evaluate.evaluate,
@@ -54,11 +28,39 @@ COMMANDS: dict[str, Callable[..., bool | None]] = {
     "verify": verify.verify,
     "compress": compress.compress,
     "bench": bench.bench,
+    **{point.name: point.load() for point in entry_points(group=GROUP)},
+    "tasks": catalogue.tasks,
+    "policies": catalogue.policies,
 }
-#: Entry points of other packages, such as the lab.
-GROUP = "hf_paged_eviction_eval.commands"
-OTHERS = {point.name: point.load() for point in entry_points(group=GROUP)}
-for name, run in (COMMANDS | OTHERS | {"tasks": lists.tasks, "policies": lists.policies}).items():
-    add_command(app, name, run)
+_HELP = """usage: paged-eviction [--plugin MODULE] COMMAND [options]
 
-__all__ = ["GROUP", "app"]
+Measure what a smaller KV cache costs: accuracy, perplexity, time and memory.
+
+{commands}
+
+  COMMAND --help    what it does, examples, and its options
+  --plugin MODULE   a module or .py file that registers policies, allocators or
+                    disposals of your own; once for each module
+  --version         print the version
+"""
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command that was typed."""
+    root = Parser(prog="paged-eviction", allow_abbrev=False, add_help=False)
+    root.add_argument("--version", action="version", version=hf_paged_eviction.__version__)
+    root.add_argument("--plugin", action="append", default=[])
+    with plain_errors():
+        options, rest = root.parse_known_args(words)
+        load_plugins(options.plugin)
+        if not rest or rest[0] in ("-h", "--help"):
+            about = ((name, (getdoc(run) or "").partition(".")[0]) for name, run in COMMANDS.items())
+            lines = (fill(f"  {name:<11}{what}", 80, subsequent_indent=" " * 13) for name, what in about)
+            print(_HELP.format(commands="\n".join(lines)))
+        elif rest[0] not in COMMANDS:
+            raise UserError(f"unknown command {rest[0]}: {nearest(rest[0], COMMANDS)}")
+        elif run_command(rest[0], COMMANDS[rest[0]], rest[1:]) is False:
+            sys.exit(1)
+
+
+__all__ = ["COMMANDS", "GROUP", "main"]

@@ -1,23 +1,18 @@
-"""What there is to choose from."""
+"""`paged-eviction tasks` and `paged-eviction policies`: what there is to choose from."""
 
 from __future__ import annotations
 
 from inspect import getdoc
 
-from rich.console import Group, RenderableType
+from rich.console import Console
 from rich.table import Table
 
-from ..tasks import suites
+from ..options.base import Options
 
 
-def policy_tables() -> RenderableType:
-    """The policies, for the terminal."""
-    from hf_paged_eviction import (
-        available_allocators,
-        available_disposals,
-        available_modifiers,
-        available_policies,
-    )
+def policies(options: Options) -> None:
+    """List the eviction policies, their papers, and what they keep."""
+    from hf_paged_eviction import available_allocators, available_disposals, available_modifiers, available_policies
     from hf_paged_eviction.internals import POLICIES
 
     table = _table("policies")
@@ -32,13 +27,15 @@ def policy_tables() -> RenderableType:
         f"Budgets that differ between layers or heads: h2o@cake, with {', '.join(available_allocators())}. What "
         f"becomes of evicted tokens (disposal= of the cache): {', '.join(available_disposals())}."
     )
-    return Group(table, "", notes)
+    Console().print(table, "", notes, sep="\n")
 
 
-def task_sections() -> dict[str, dict[str, str]]:
-    """Tasks with a line about each, by section; the first word of a section is the group that names all of it."""
+def tasks(options: Options) -> None:
+    """List the tasks and the groups that --tasks may name."""
+    from ..tasks import suites
+
     groups = suites.task_groups()
-    sections = {
+    sections = {  # the first word is the group that names all of it
         "suite: generated, what the embedded model was trained for": groups["suite"],
         "ruler: generated at any length": groups["ruler"],
         "niah: generated, a needle at every depth": groups["niah"],
@@ -48,24 +45,15 @@ def task_sections() -> dict[str, dict[str, str]]:
         "ruler_data: RULER's own records": groups["ruler_data"],
         "mathematics: long answers": groups["mathematics"],
     }
-    return {title: {task: suites.description(task) for task in tasks} for title, tasks in sections.items()}
-
-
-def task_tables() -> RenderableType:
-    """The tasks, for the terminal, and the groups that are parts of a section."""
-    sections = task_sections()
-    tables: list[RenderableType] = []
-    for title, tasks in sections.items():
+    for title, names in sections.items():
         table = _table(title)
-        for task, description in tasks.items():
-            table.add_row(task, description)
-        tables += [table, ""]
+        for name in names:
+            table.add_row(name, suites.description(name))
+        Console().print(table, "", sep="\n")
     rest = _table("more groups")
-    whole = {title.partition(":")[0] for title in sections}
-    for name, members in suites.task_groups().items():
-        if name not in whole:
-            rest.add_row(name, ", ".join(members))
-    return Group(*tables, rest)
+    for name in [name for name in groups if not any(title.startswith(f"{name}:") for title in sections)]:
+        rest.add_row(name, ", ".join(groups[name]))
+    Console().print(rest)
 
 
 def _table(title: str) -> Table:

@@ -29,10 +29,10 @@ def run_prepare(options: Any) -> Profile:
         UserError: a file cannot be read or written, or the model cannot be measured.
     """
     notes = Console(stderr=True)
-    files, output = [*(options.text or ()), *(options.files or ())], options.output
+    files, output = options.text or [], options.output
     check_files(files)
     if output is not None:
-        check_output(output, "a profile")
+        check_output(output)
     text = "\n\n".join(source.content for source in read_texts(list(map(str, files)))) if files else None
     settings = model_settings(options)
     tokenizer = models.load_tokenizer(settings)

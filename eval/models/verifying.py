@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 
 from ..console import progress, say
 from ..errors import UserError
-from ..options.files import check_place
+from ..options.files import check_output
 from ..options.settings import Settings
 from ..progress import Progress
 from ..verify import Verification, verify
@@ -35,7 +35,7 @@ def run_verify(settings: Settings, output: Path | None, **checks: Any) -> Verifi
     """
     notes = Console(stderr=True)
     if output is not None:
-        check_place("--json", output)
+        check_output(output, ".json")
     say(notes, f"loading {settings.model}")
     model = load(settings, notes)
     try:

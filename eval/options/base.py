@@ -1,8 +1,9 @@
-"""Options as fields: the command line, run files and the settings of a run are read from them."""
+"""Options as fields: the command line, its help, run files and the settings of a run are read from them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
@@ -17,10 +18,14 @@ class Options(BaseModel):
     """Some options, with their defaults; `model_fields_set` names those that were given.
 
     Class attributes:
+        title: heading in `--help` of the options that the class brings; not inherited.
+        first: options that most people need, which `--help` shows first; by default the model and those of the class.
         left_out: inherited ones that the command does not have.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    title: ClassVar[str]
+    first: ClassVar[tuple[str, ...]] = ()
     left_out: ClassVar[frozenset[str]] = frozenset()
 
     def but(self: O, **changes: Any) -> O:
@@ -36,13 +41,20 @@ class Options(BaseModel):
         return self.model_dump(mode="json")
 
     @classmethod
-    def offered(cls) -> dict[str, FieldInfo]:
-        """What the command line offers: own options first, then those of each base."""
-        own = [name for name in cls.model_fields if cls.owner(name) is cls]
-        names = dict.fromkeys(
-            [*own, *(name for base in cls.__bases__ if issubclass(base, Options) for name in base.model_fields)]
-        )
-        return {name: cls.model_fields[name] for name in names if name not in cls.left_out}
+    def groups(cls) -> dict[str, dict[str, FieldInfo]]:
+        """What the command line offers, by headings of `--help`: first what most people need."""
+        own = [name for name in cls.model_fields if name == "model" or cls.owner(name) is cls]
+        groups = {"options": {name: cls.model_fields[name] for name in cls.first or own}}
+        for owner in [base for base in cls.__mro__ if issubclass(base, Options)]:
+            for name in owner.model_fields:
+                if cls.owner(name) is owner and name not in {*groups["options"], *cls.left_out}:
+                    groups.setdefault(vars(owner).get("title", "more options"), {})[name] = cls.model_fields[name]
+        return groups
+
+    @classmethod
+    def offered(cls) -> list[str]:
+        """The names of what the command line offers."""
+        return [name for group in cls.groups().values() for name in group]
 
     @classmethod
     def owner(cls, name: str) -> type[Options]:
@@ -55,22 +67,22 @@ def option(
     help: str,
     *,
     at_least: float | None = None,
-    flags: str | None = None,
     metavar: str | None = None,
     shown: str | None = None,
-    argument: bool = False,
+    off: str | None = None,
+    nargs: str = "+",
 ) -> Any:
     """A field of `Options`.
 
     Args:
+        default: ... for what has to be given; a list of these is typed without a name.
         help: one sentence for `--help`.
-        flags: names other than `--the-name`, such as "--name/--no-name" of an option that is on by default.
         metavar: stands for the value in `--help`.
         shown: stands there for the default.
-        argument: it is given without a name.
+        off: switches off what is on by default.
+        nargs: how many values a list takes: "+", or "*" for perhaps none.
     """
-    shape = {"flags": flags, "metavar": metavar, "shown": shown, "argument": argument}
-    extra: Any = {**shape, "min": at_least}
+    extra: Any = {"min": at_least, "metavar": metavar, "shown": shown, "off": off, "nargs": nargs}
     return Field(default, description=help, ge=at_least, json_schema_extra=extra)
 
 
@@ -94,13 +106,20 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Behind an unknown name: what may have been meant, or what there is."""
+    names = sorted(names)
+    close = get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(names)}"
+
+
 def plain_type(field: FieldInfo) -> Any:
     """The type of an option without None; str for what is parsed from a text."""
     if any(isinstance(part, BeforeValidator) for part in field.metadata):
         return str
     kind = _bare(field.annotation)
     if get_origin(kind) is list:
-        return list[_bare(get_args(kind)[0])]  # type: ignore[misc]
+        return list
     return kind if get_origin(kind) is Literal or kind in (bool, int, float, Path) else str
 
 
@@ -123,17 +142,17 @@ def problem(kind: type[Options], error: ValidationError) -> tuple[str, Any, str]
 
 
 def _expected(field: FieldInfo) -> str:
-    wanted = plain_type(field)
+    wanted, extra = plain_type(field), field.json_schema_extra
     if get_origin(wanted) is Literal:
         return f"write {' or '.join(get_args(wanted))}"
-    if get_origin(wanted) is list:
-        return "write a list of file names, such as [book.txt]"
-    if wanted is int:
-        extra = field.json_schema_extra
-        least = extra["min"] if isinstance(extra, dict) else None
-        return "write a whole number" + ("" if least is None else f" from {least} up")
-    words = {bool: "true or false", float: "a number"}
-    return f"write {words.get(wanted, 'a text, in quotes if it looks like something else')}"
+    least = extra["min"] if isinstance(extra, dict) else None
+    known = {
+        list: "a list of file names, such as [book.txt]",
+        int: "a whole number" + ("" if least is None else f" from {least} up"),
+        bool: "true or false",
+        float: "a number",
+    }
+    return f"write {known.get(wanted, 'a text, in quotes if it looks like something else')}"
 
 
 def _joined(value: Any, kinds: type | tuple[type, ...]) -> Any:

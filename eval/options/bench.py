@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator
 
@@ -48,26 +48,20 @@ class StepOptions(Loading, CacheOptions):
 
     model: str = option(
         "100m",
-        "100m, smollm2-135m, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b: that shape with random weights, made on the "
-        "device. Or embedded, a folder, a name on the Hugging Face Hub.",
+        "A shape with random weights: 100m, smollm2-135m, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b. Or embedded, a "
+        "folder, a name on the Hugging Face Hub.",
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "auto: float32 on a CPU; else bfloat16, or what the checkpoint has."
-    )
-    contexts: Sizes = option(
-        (2048, 8192), "Tokens seen before the first step. Below the budget nothing is evicted.", metavar="N,..."
-    )
+    contexts: Sizes = option((2048, 8192), "Tokens seen before the first step.", metavar="N,...")
     budgets: Annotated[tuple[int | str, ...], _listed(_held, "1024,16MiB")] = option(
         (1024,),
-        "Budgets: tokens per layer and row, or bytes of keys and values per row in all paged layers together (16MiB),"
-        " which become as many whole blocks of tokens as fit with this model and precision.",
+        "Tokens per layer and row, or bytes per row in all paged layers together (16MiB).",
         metavar="N,SIZE,...",
     )
     batch_sizes: Sizes = option((1,), "Rows.", metavar="N,...")
     variants: Annotated[tuple[str, ...], _listed(str, "floor,paged")] = option(
-        (), "From the list below.", metavar="A,B,...", shown="all"
+        (), "Which of those above.", metavar="A,...", shown="all"
     )
-    policy: str = option("paged_eviction", "Policy of this cache; one that does not look at attention.", metavar="NAME")
+    policy: str = option("paged_eviction", "One that does not look at attention.", metavar="NAME")
     steps: int = option(32, "Decoded tokens per timing: whole blocks.", at_least=1)
     rounds: int = option(9, "Timings.", at_least=1)
     threads: int | None = option(None, "Threads of torch on a CPU.", at_least=1, shown="torch decides")
@@ -76,7 +70,6 @@ class StepOptions(Loading, CacheOptions):
 class BenchOptions(StepOptions):
     """What was typed."""
 
-    output: Path = option(
-        Path("results/bench"), "Folder of results. A run that was stopped is continued by the same command."
-    )
-    again: bool = option(False, "Measure again what is already in the folder.")
+    first: ClassVar[tuple[str, ...]] = tuple("model contexts budgets batch_sizes variants policy device output".split())
+
+    output: Path = option(Path("results/bench"), "Folder of results. The same command continues a stopped run.")

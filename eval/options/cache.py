@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import create_model
 
@@ -13,13 +12,8 @@ from hf_paged_eviction.table.spans import read_protect
 from .base import Numbers, Options, option, readable
 from .model import EMBEDDED
 
-#: What `bits=` of a cache is given for what was typed.
-precision = read_bits
 #: Every cache of a run gets these as they are: all but those that a run compares, or decides itself.
 SHARED = tuple(name for name in typed_options() if name not in ("budget", "policy", "allocator", "static"))
-
-#: The file of `--profile embedded`; `embedded.calibration_path` imports torch.
-_OF_EMBEDDED = Path(__file__).parents[1] / "embedded" / "model" / "calibration.safetensors"
 
 
 def offered(*names: str) -> Any:
@@ -37,11 +31,15 @@ def _field(default: Any, typed: Typed) -> tuple[Any, Any]:
 class CacheOptions(Options, offered(*SHARED)):  # type: ignore[misc]
     """Options that every cache of a run gets as they are; each is an argument of `PagedEvictionCache` by its name."""
 
+    title: ClassVar[str] = "cache"
+
     @property
     def cache_arguments(self) -> dict[str, Any]:
         """Arguments of `PagedEvictionCache`."""
+        from ..embedded import calibration_path
+
         values = {name: getattr(self, name) for name in SHARED}
-        profile = str(_OF_EMBEDDED) if self.profile == EMBEDDED else self.profile
+        profile = str(calibration_path()) if self.profile == EMBEDDED else self.profile
         return {**values, "bits": read_bits(self.bits), "protect": read_protect(self.protect), "profile": profile}
 
     @property

@@ -30,16 +30,11 @@ def check_files(files: Iterable[Path]) -> None:
         raise UserError(f"no such file: {', '.join(missing)}")
 
 
-def check_output(output: Path, what: str = "a calibration") -> None:
-    """Refuse, before anything is computed, a file that could not be written."""
-    if output.suffix != ".safetensors":
-        raise UserError(f"--output {output}: the name of {what} ends in .safetensors")
-    check_place("--output", output)
-
-
-def check_place(option: str, path: Path) -> None:
-    """Refuse, before anything is computed, a path at which no file can be made."""
-    if path.is_dir():
-        raise UserError(f"{option} {path} is a folder; give the path of a file")
-    if not path.parent.is_dir():
-        raise UserError(f"{option} {path}: there is no folder {path.parent}; create it first")
+def check_output(output: Path, suffix: str = ".safetensors") -> None:
+    """Refuse, before anything is computed, a file that could not be written, or that has another suffix."""
+    if output.suffix != suffix:
+        raise UserError(f"--output {output}: the name of the file ends in {suffix}")
+    if output.is_dir():
+        raise UserError(f"--output {output} is a folder; give the path of a file")
+    if not output.parent.is_dir():
+        raise UserError(f"--output {output}: there is no folder {output.parent}; create it first")

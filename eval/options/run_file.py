@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from difflib import get_close_matches
 from pathlib import Path
-from reprlib import Repr
 from typing import Any
 
 from pydantic import ValidationError
 
 from ..errors import UserError
-from .base import Options, problem
+from .base import Options, nearest, problem
 from .files import read_text
 from .settings import Settings, TextSettings
 
 NAME = "run.yaml"
-#: Values in messages, however long or deep they are.
-_SHORT = Repr()
-_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 80, 80
 
 
 def read_run_file(path: Path, options: type[Options]) -> dict[str, Any]:
@@ -48,7 +42,7 @@ def read_run_file(path: Path, options: type[Options]) -> dict[str, Any]:
     for key, _ in node.value:
         name, line = str(key.value).replace("_", "-"), key.start_mark.line + 1
         if name not in known:
-            raise UserError(f"{path}, line {line}: unknown option {key.value!r}{_nearest(name, known)}")
+            raise UserError(f"{path}, line {line}: unknown option {key.value!r}, {nearest(name, known)}")
         if name in seen:
             raise UserError(f"{path}, line {line}: {key.value!r} is there twice")
         seen.add(name)
@@ -57,25 +51,20 @@ def read_run_file(path: Path, options: type[Options]) -> dict[str, Any]:
         options.model_validate(values, strict=True)
     except ValidationError as error:
         name, value, expected = problem(options, error)
-        shown = _SHORT.repr(value)
-        raise UserError(f"{path}: {name.replace('_', '-')}: {shown} cannot be used: {expected}") from error
+        shown = f"{name.replace('_', '-')}: {value!r}"[:200]
+        raise UserError(f"{path}: {shown} cannot be used: {expected}") from error
     return values
 
 
-def _nearest(name: str, option_names: Collection[str]) -> str:
-    close = get_close_matches(name, option_names, n=1, cutoff=0.5)
-    return f", did you mean {close[0]!r}?" if close else f"; the options are {', '.join(sorted(option_names))}"
-
-
 #: Settings whose option has another name.
-_OPTIONS = {"lengths": "length"}
+_OPTIONS = {"lengths": "length", "files": "text"}
 
 
 def as_run_file(settings: Settings, output: Path) -> str:
     """The YAML that `--config` reads back as the same settings and the same folder."""
     import yaml
 
-    options: dict[str, Any] = {"text": True} if isinstance(settings, TextSettings) else {}
+    options: dict[str, Any] = {"text": []} if isinstance(settings, TextSettings) else {}
     for name, value in settings.as_json().items():
         if value is not None and value != []:
             options[_OPTIONS.get(name, name)] = value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .cache import CacheOptions
-from .evaluate import PositionNames, RunOptions, TaskOptions, TextOptions
+from .evaluate import Positions, RunOptions, TaskOptions, TextOptions
 from .model import EMBEDDED as EMBEDDED
 from .model import ModelOptions
 
@@ -44,11 +44,10 @@ class TextSettings(Settings, TextOptions):
     Attributes:
         files: plain texts and JSON lines; empty for the held-out texts, or for `dataset`.
         length: most tokens per text.
-        positions: positions of held tokens: one of `POSITIONS`, or both with a comma, which runs every policy with
-            each.
+        positions: of held tokens; both with a comma run every policy with each.
     """
 
     files: tuple[str, ...]
     limit: int | None = 8
     length: int = 2048
-    positions: PositionNames = "text"
+    positions: Positions = "text"

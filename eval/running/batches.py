@@ -47,7 +47,7 @@ def _batches(settings: TaskSettings, tokenizer: Any, config: Any, task: str, len
         for sample in samples
     ]
     size = settings.batch_size
-    if size == "auto":
+    if size is None:
         most = max(prompt.tokens + prompt.sample.max_new_tokens for prompt in prompts)
         size = _ROWS if config is None else start_size(settings, config, most)
     yield from (Batch(task, length, rows) for rows in pack(prompts, size))

@@ -20,7 +20,7 @@ SAFE = 0.8
 
 
 def start_size(settings: TaskSettings, model_config: Any, longest_prompt: int) -> int:
-    """Rows per batch for `--batch-size auto`: a power of two from 1 to 64.
+    """Rows per batch without `--batch-size`: a power of two from 1 to 64.
 
     An estimate, made before the model is loaded. It counts the weights and, per row, the keys and values of the prompt
     twice (one reading that all caches share, and the full cache), its queries if policies may need them, and the

@@ -84,7 +84,7 @@ def make_text_jobs(settings: TextSettings, tokenizer: Any) -> list[TextJob]:
     encoded.sort(key=lambda item: -len(item[1]))
     length = len(encoded[0][1])
     # To be compared with, all that the full cache says of a text is kept: so many numbers per token as there are words.
-    size = (1 if settings.agreement else _ROWS) if settings.batch_size == "auto" else settings.batch_size
+    size = settings.batch_size or (1 if settings.agreement else _ROWS)
     groups = [encoded[at : at + size] for at in range(0, len(encoded), size)]
     listed = text_variants(settings)
     return [

@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..metrics.library import check_library_metric, is_library_metric
 from ..models.device import device_for
 from ..options.base import flag, words
-from ..options.evaluate import EvalOptions, TaskFileOptions, whole_number
+from ..options.evaluate import EvalOptions, TaskFileOptions
 from ..options.files import check_files
 from ..options.settings import Settings, TaskSettings, TextSettings
 from ..tasks.niah import read_haystack
@@ -43,7 +43,7 @@ class Request(Generic[S_co]):
 
 def request_of(options: EvalOptions) -> Request[Any]:
     """The run that was asked for."""
-    return text_request(options) if options.text else task_request(options)
+    return text_request(options) if options.text is not None else task_request(options)
 
 
 def task_request(options: EvalOptions) -> Request[TaskSettings]:
@@ -110,7 +110,7 @@ def task_settings(options: EvalOptions) -> TaskSettings:
 
 def text_request(options: EvalOptions) -> Request[TextSettings]:
     """A run over texts."""
-    files = [str(file) for file in options.files or ()]
+    files = [str(file) for file in options.text or ()]
     if files and options.dataset:
         raise UserError(f"give files or --dataset {options.dataset}, not both")
     if options.dataset_revision and not options.dataset:
@@ -161,7 +161,6 @@ def lengths(typed: str) -> tuple[int, ...]:
 
 def length_of(typed: str) -> int:
     """A number of tokens."""
-    size = whole_number(typed)
-    if size is None:
+    if not (typed.isascii() and typed.isdecimal() and len(typed) < 10 and int(typed) > 0):
         raise UserError(f"length {typed!r}: write a number of tokens, such as 1024")
-    return size
+    return int(typed)

@@ -68,7 +68,6 @@ class ResultFolder:
         key_of: tells the rows of one command apart.
         prompt_of: the digest of the prompt that a key asks about now, None for a key that is not asked; None where
             rows have no prompts.
-        again: delete the rows that are there.
 
     Attributes:
         digests: of `meanings`.
@@ -86,7 +85,6 @@ class ResultFolder:
         meanings: Mapping[str, Mapping[str, Any]],
         key_of: KeyOf,
         prompt_of: Callable[[tuple[Any, ...]], str | None] | None = None,
-        again: bool = False,
     ) -> None:
         self.path, self.meanings, self._key_of = path, meanings, key_of
         self._prompt_of = prompt_of
@@ -96,9 +94,6 @@ class ResultFolder:
         self._counted: dict[Path, tuple[int, int]] = {}
         make_folder(path / "settings")
         delete_halves(path)
-        for pattern in (ROWS, RUNS) if again else ():
-            for file in path.glob(pattern):
-                file.unlink(missing_ok=True)
         for policy, meaning in meanings.items():
             write_json(path / "settings" / f"{self.digests[policy]}.json", meaning)
         self.read()

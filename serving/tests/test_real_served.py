@@ -8,7 +8,7 @@ import pytest
 
 import driving
 
-pytest.importorskip("typer", reason="the extra `eval` is not installed")
+pytest.importorskip("pydantic", reason="the extra `eval` is not installed")
 
 from hf_paged_eviction_eval.data import texts
 from hf_paged_eviction_eval.models import loading

@@ -1,8 +1,6 @@
 """A model and a tokenizer small enough to be made for the test run."""
 
-from collections.abc import Iterator
 from copy import deepcopy
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("typer", reason="the extra `eval` is not installed")
+pytest.importorskip("pydantic", reason="the extra `eval` is not installed")
 
-import typer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -91,14 +88,6 @@ def expected(commands: Commands, words: list[str], tmp_path_factory: pytest.Temp
     assert status == 0, output
     assert len(rows_of(folder)) == 24
     return folder
-
-
-@pytest.fixture(scope="session", autouse=True)
-def made_once() -> Iterator[None]:
-    """The command is built from its functions once, not anew for each call."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("typer.testing._get_command", cache(typer.main.get_command))
-        yield
 
 
 @pytest.fixture

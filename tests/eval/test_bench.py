@@ -9,16 +9,16 @@ import torch
 from transformers import DynamicCache
 
 from hf_paged_eviction import PagedEvictionCache
+from hf_paged_eviction.options.cache_options import read_bits
 from hf_paged_eviction_eval.bench import decoding, run
 from hf_paged_eviction_eval.bench.decoder import Decoder
 from hf_paged_eviction_eval.bench.settings import read
 from hf_paged_eviction_eval.bench.shapes import config_of
 from hf_paged_eviction_eval.bench.variants import FLOORS, VARIANTS
-from hf_paged_eviction_eval.commands import command
+from hf_paged_eviction_eval.commands import parser
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.models.environment import versions
 from hf_paged_eviction_eval.options.bench import BenchOptions
-from hf_paged_eviction_eval.options.cache import precision
 from invoking import run as run_command
 from processes import meta_of, raw_rows
 
@@ -121,16 +121,12 @@ def test_a_run_that_crashed_is_continued(model_folder: str, tmp_path: Path, monk
 
     bench(command)
     assert groups == [1, 2, 2] and raw_rows(tmp_path)[: len(first)] == first
-    # A finished run is shown without a model, another one measured, and all of it anew on demand.
-    loaded = run.make_model
+    # A finished run is shown without a model, another one measured.
     monkeypatch.setattr(run, "make_model", lambda *_: pytest.fail("loaded"))
     assert "paged / floor" in bench(command).output
     with monkeypatch.context() as patch, pytest.raises(pytest.fail.Exception, match="loaded"):
         patch.setattr(run, "versions", lambda: {**versions(), "torch": "1.0"})
         bench(command)
-    monkeypatch.setattr(run, "make_model", loaded)
-    bench(f"{command} --again")
-    assert groups == [1, 2, 2, 1, 2] and raw_rows(tmp_path)[0] != first[0]
 
 
 def test_contexts_below_the_budget_evict_nothing(model_folder: str, tmp_path: Path) -> None:
@@ -141,7 +137,7 @@ def test_contexts_below_the_budget_evict_nothing(model_folder: str, tmp_path: Pa
 
 def test_a_share_of_memory_is_refused_with_what_there_is() -> None:
     with pytest.raises(UserError, match=r"--budgets '25% of memory': write tokens.*or bytes"):
-        command.read(BenchOptions, {"budgets": "25% of memory"})
+        parser.read(BenchOptions, {"budgets": "25% of memory"})
 
 
 @pytest.mark.parametrize(("bits", "tokens"), [(None, (816, 1632)), ("8", (3056, 6208))])
@@ -150,7 +146,7 @@ def test_budgets_in_bytes_become_tokens(bits: str | None, tokens: tuple[int, ...
     assert settings.budgets == tokens
     for budget, size in zip(tokens, (2**24, 2**25), strict=True):
         used = [
-            PagedEvictionCache(config_of("100m"), budget=held, bits=precision(bits)) for held in (budget, budget + 16)
+            PagedEvictionCache(config_of("100m"), budget=held, bits=read_bits(bits)) for held in (budget, budget + 16)
         ]
         for cache in used:
             cache.early_initialization(1, 4, 64, torch.float32, torch.device("meta"))

@@ -139,7 +139,7 @@ def test_the_default_is_the_embedded_suite() -> None:
 
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "typer", None)
+    monkeypatch.setitem(sys.modules, "pydantic", None)
     for name in [name for name in sys.modules if name.startswith("hf_paged_eviction_eval.commands")]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(SystemExit, match=r"'hf_paged_eviction\[eval\]'"):

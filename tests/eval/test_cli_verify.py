@@ -20,7 +20,7 @@ def run(*arguments: object, status: int = 0) -> Any:
 def test_thorough_and_short(model_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thorough one stands for itself in the tests of `verify`."""
     output = tmp_path / "verified.json"
-    result = run("--model", model_folder, "--device", "cpu", "--json", output)
+    result = run("--model", model_folder, "--device", "cpu", "--output", output)
     assert result.stdout.startswith("LlamaForCausalLM, float32 on cpu: 6 exact\n")
     assert "6/6 checks" in result.stderr and "--thorough" in result.stderr
     written = json.loads(output.read_text("utf-8"))
@@ -41,7 +41,7 @@ def test_a_wrong_cache_is_exit_status_1(model_folder: str, tmp_path: Path, monke
     right = PagedLayer.get_mask_sizes
     monkeypatch.setattr(PagedLayer, "get_mask_sizes", lambda self, count: (right(self, count)[0], 0))
     output = tmp_path / "verified.json"
-    result = run("--model", model_folder, "--device", "cpu", "--json", output, status=1)
+    result = run("--model", model_folder, "--device", "cpu", "--output", output, status=1)
     assert " WRONG, " in result.stdout.splitlines()[0]
     assert not json.loads(output.read_text("utf-8"))["ok"]
 

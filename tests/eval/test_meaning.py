@@ -27,7 +27,7 @@ def test_what_rows_tell_by_themselves_is_not_among_it() -> None:
     few = found(policies="recency", budgets="64")
     assert few == found(policies="recency,keydiff,h2o", budgets="25%,full", tasks="suite", length="300,400", limit=3)
     texts = [
-        text_request(EvalOptions(text=True, device="cpu", policies="recency", positions=positions)).settings
+        text_request(EvalOptions(text=[], device="cpu", policies="recency", positions=positions)).settings
         for positions in ("text", "text,cache")
     ]
     assert meanings(texts[0], MODEL, {}) == meanings(texts[1], MODEL, {})

@@ -12,7 +12,7 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval.caches.budgets import parse_budget, parse_budgets
 from hf_paged_eviction_eval.caches.sizes import tokens_held
-from hf_paged_eviction_eval.commands.command import read
+from hf_paged_eviction_eval.commands.parser import read
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.cache import CacheOptions
 from hf_paged_eviction_eval.options.evaluate import EvalOptions

@@ -139,22 +139,15 @@ def shown_commands() -> list[str]:
 @pytest.mark.parametrize("command", shown_commands())
 def test_shown_commands_are_understood(command: str) -> None:
     """Options, tasks, policies and budgets exist; nothing is run."""
-    import typer
-
-    from hf_paged_eviction_eval.commands import app
-    from hf_paged_eviction_eval.options.evaluate import EvalOptions
+    from hf_paged_eviction_eval.commands import COMMANDS
+    from hf_paged_eviction_eval.commands.parser import options_of, parser_of, read
     from hf_paged_eviction_eval.running.requests import task_request, text_request
 
-    group: Any = typer.main.get_command(app)
-    words = shlex.split(command, comments=True)
-    with group.make_context("paged-eviction", list(words)) as root:
-        name, chosen, rest = group.resolve_command(root, words)
-        with chosen.make_context(name, rest, parent=root) as context:
-            if name == "eval":
-                values = {key: value for key, value in context.params.items() if key not in ("plugin", "help_all")}
-                options = EvalOptions(**values)
-                # A text that is named stands for one of the reader's.
-                assert text_request(options.but(files=None)) if options.text else task_request(options)
+    name, *words = [word for word in shlex.split(command, comments=True)]
+    options = read(options_of(COMMANDS[name]), vars(parser_of(name, COMMANDS[name]).parse_args(words)))
+    if name == "eval":
+        # A text that is named stands for one of the reader's.
+        assert text_request(options.but(text=[])) if options.text is not None else task_request(options)
 
 
 @every_notebook

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from typer import Typer
-from typer.testing import CliRunner
 
 import models
 from batches import make_batch
@@ -15,21 +13,19 @@ from hf_paged_eviction import PagedEvictionCache, register_weights
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.options import defaults
 from hf_paged_eviction.options.defaults import Default
+from hf_paged_eviction_eval import commands
 from hf_paged_eviction_eval.bench.settings import BenchSettings
 from hf_paged_eviction_eval.caches.budgets import parse_budget
 from hf_paged_eviction_eval.caches.making import profile_noted
 from hf_paged_eviction_eval.caches.sizes import tokens_held
-from hf_paged_eviction_eval.commands.command import add_command
 from hf_paged_eviction_eval.options.base import option
 from hf_paged_eviction_eval.options.cache import CacheOptions
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.settings import Settings
 from hf_paged_eviction_eval.running.requests import task_settings
 from hf_paged_eviction_eval.running.variants import Variant, make_cache
-from invoking import run
+from invoking import invoke, run
 
-#: What `--help` of the command below shows at its end.
-EPILOG = ""
 SEEN: list[int] = []
 
 
@@ -42,42 +38,49 @@ def more(options: More) -> None:
     SEEN.append(options.strictness)
 
 
-def test_one_field_is_an_option_a_line_of_a_run_file_and_their_checks(tmp_path: Path) -> None:
-    commands, file = Typer(), tmp_path / "run.yaml"
-    add_command(commands, "more", more)
+def test_one_field_is_an_option_a_line_of_a_run_file_and_their_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(commands.COMMANDS, "more", more)
+    file = tmp_path / "run.yaml"
     file.write_text("strictness: 5\n")
-    for typed, words in (
-        ([], ""),
-        (["--strictness", "4"], ""),
-        (["--config", str(file)], ""),
-        (["--strictness", "0"], "than or equal to 1"),
-        (["--help"], "How strict."),
+    for typed, status, words in (
+        ([], 0, ""),
+        (["--strictness", "4"], 0, ""),
+        (["--config", file], 0, ""),
+        (["--strictness", "0"], 2, "--strictness '0': write a whole number from 1 up"),
+        (["--strict", "4"], 2, "unknown option --strict: did you mean '--strictness'?"),
+        (["--help"], 0, "How strict. Default: 3."),
     ):
-        assert words in CliRunner().invoke(commands, typed).output
+        assert words in run("more", *typed, status=status).output
     file.write_text("strictness: 0\n")
-    assert "strictness: 0 cannot be used: write a whole number from 1 up" in " ".join(
-        CliRunner().invoke(commands, ["--config", str(file)]).output.split()
-    )
+    assert "strictness: 0 cannot be used: write a whole number from 1 up" in invoke("more", "--config", file).output
     assert SEEN == [3, 4, 5]
+
+
+def test_a_command_that_is_unknown_names_the_one_that_was_meant() -> None:
+    assert "unknown command evl: did you mean 'eval'?" in run("evl", status=2).output
 
 
 @pytest.mark.parametrize("command", ["eval", "bench"])
 @pytest.mark.parametrize("name", CacheOptions.model_fields)
 def test_every_option_of_a_cache_is_one_of_every_command_that_makes_caches(command: str, name: str) -> None:
     assert name in inspect.signature(PagedEvictionCache).parameters
-    assert f"--{name.replace('_', '-')} " in run(command, "--help-all").output
+    assert f"--{name.replace('_', '-')} " in run(command, "--help").output
     assert all(name in kind.model_fields for kind in (Settings, BenchSettings))
 
 
-@pytest.mark.parametrize("command", ["eval", "bench", "verify", "score", "compress", "report", "tasks"])
-def test_help_is_one_screen(command: str) -> None:
-    shown = run(command, "--help", columns=100).output
-    assert "Usage: paged-eviction" in shown.replace("root", "paged-eviction")
-    assert len(shown.splitlines()) <= 40 and "…" not in shown and "<bool>" not in shown
+@pytest.mark.parametrize("name", commands.COMMANDS)
+def test_help_begins_with_what_it_does_examples_and_what_most_people_need(name: str) -> None:
+    lines = run(name, "--help", columns=80).output.splitlines()
+    assert lines[0].startswith(f"usage: paged-eviction {name}") and len(lines[2]) > 20
+    if "Examples:" in lines:
+        assert lines.index("Examples:") < lines.index("options:") <= 60
+        assert sum(line.startswith(f"  paged-eviction {name}") for line in lines) >= (1 if "fit-" in name else 2)
 
 
 def test_lines_of_help_break_where_they_are_full() -> None:
-    lines = [line.strip() for line in run("eval", "--help-all", columns=80).output.splitlines()]
+    lines = [line.strip() for line in run("eval", "--help", columns=80).output.splitlines()]
     start = next(at for at, line in enumerate(lines) if line.startswith("Rows are written"))
     paragraph = lines[start : lines.index("", start)]
     assert len(paragraph) > 2 and all(len(line) > 60 for line in paragraph[:-1])

@@ -363,7 +363,7 @@ def test_a_context_without_room_is_refused(tmp_path: Path, tokenizers: dict[str,
 
 def test_automatic_sizes(tmp_path: Path, tokenizers: dict[str, Any], model: Any) -> None:
     folder = write_longbench(tmp_path, ["qasper"], per_task=20)
-    options = settings(folder, batch_size="auto", device="cpu")
+    options = settings(folder, batch_size=None, device="cpu")
     for config in (None, model.config):
         batches = make_batches(options, tokenizers["bytes"], config)
         assert sum(len(batch.prompts) for batch in batches) == 20

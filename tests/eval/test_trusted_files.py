@@ -73,7 +73,7 @@ COMMANDS = {
     "eval": "eval --workers 1 --tasks passkey --length 200 --limit 1 --policies recency --budgets 64 --output {}/out",
     "texts": "eval --workers 1 --text {}/text --length 100 --policies recency --budgets 64 --output {}/out",
     "prepare": "prepare --text {}/text --output {}/it.safetensors",
-    "bench": "bench --variants floor --contexts 64 --budgets 64 --steps 16 --rounds 1 --again --output {}/out",
+    "bench": "bench --variants floor --contexts 64 --budgets 64 --steps 16 --rounds 1 --output {}/out",
     "verify": "verify",
 }
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-pytest.importorskip("typer", reason="the extra `eval` is not installed")
+pytest.importorskip("pydantic", reason="the extra `eval` is not installed")
 
 from hf_paged_eviction import ask, prepare, weights_digest
 from hf_paged_eviction_eval import embedded

@@ -17,7 +17,7 @@ from hf_paged_eviction import PagedEvictionCache, verify
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.feeding import feed
 
-pytest.importorskip("typer", reason="the extra `eval` is not installed")
+pytest.importorskip("pydantic", reason="the extra `eval` is not installed")
 
 
 from hf_paged_eviction_eval.data import texts

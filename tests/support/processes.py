@@ -136,7 +136,7 @@ class Commands:
         arguments: Sequence[str],
         most_bytes: int = 0,
         environment: Mapping[str, str] = MappingProxyType({}),
-        main: str = "hf_paged_eviction_eval.commands:app",
+        main: str = "hf_paged_eviction_eval.commands:main",
         deadly: bool = False,
     ) -> Child:
         """Start the command, or what `main` names; with `most_bytes`, no file may grow beyond: the disk is full, or,

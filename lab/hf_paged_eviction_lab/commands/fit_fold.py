@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from hf_paged_eviction_eval.options.base import Numbers, Options, option
 from hf_paged_eviction_eval.options.model import ModelOptions
 
 from .fit_options import FitOptions
 
-EPILOG = """[bold]What it does[/]
-
-The model reads the text with its full cache. What the policy would have let go of it is played on keys, values and
-queries, and for each layer two small maps learn to make of a constant state of those tokens what attention to them
-would have said. The model itself is not changed.
-
-A file serves one model and one policy, and any budget.
-
-[bold]Examples[/]
-
-  paged-eviction fit-fold --model Qwen/Qwen3-8B --policy keydiff --budgets 512,1024 --window 4096 --text book.txt
-  articles.jsonl --output qwen-fold.safetensors
-
-  paged-eviction eval --model Qwen/Qwen3-8B --policies keydiff --budgets 1024 --disposal
-  "fold(file='qwen-fold.safetensors')"
-"""
-
 
 class KernelOptions(Options):
     """How kernels are fitted."""
+
+    title: ClassVar[str] = "kernels"
 
     policy: str = option("paged_eviction", "Whose losers are folded: the file serves this policy only.", metavar="NAME")
     profile: str | None = option(
@@ -51,7 +36,18 @@ class FoldOptions(FitOptions, KernelOptions, ModelOptions):
 
 
 def fit_fold(options: FoldOptions) -> None:
-    """Fit the kernels of --disposal fold to a model: a small state that stands for the tokens a policy lets go."""
+    """Fit the kernels of --disposal fold to a model: a small state that stands for the tokens a policy lets go.
+
+    The model reads the text with its full cache. What the policy would have let go of it is played on keys, values and
+    queries, and for each layer two small maps learn to make of a constant state of those tokens what attention to them
+    would have said. The model itself is not changed. A file serves one model and one policy, and any budget.
+
+    Examples:
+      paged-eviction fit-fold --model Qwen/Qwen3-8B --policy keydiff --budgets 512,1024 --window 4096 \\
+        --text book.txt articles.jsonl --output qwen-fold.safetensors
+      paged-eviction eval --model Qwen/Qwen3-8B --policies keydiff --budgets 1024 \\
+        --disposal "fold(file='qwen-fold.safetensors')"
+    """
     from hf_paged_eviction import make_policy
     from hf_paged_eviction_eval.errors import UserError
 

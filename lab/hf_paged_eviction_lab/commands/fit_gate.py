@@ -7,16 +7,6 @@ from hf_paged_eviction_eval.options.model import ModelOptions
 
 from .fit_options import FitOptions
 
-EPILOG = """[bold]Examples[/]
-
-  paged-eviction fit-gate --model Qwen/Qwen3-8B --text book.txt dialogues.jsonl --output qwen-gates.safetensors
-
-[bold]What happens[/]
-
-  The model reads the text once; hidden states stay in memory (tokens x hidden size x layers numbers), with the
-  largest attention that each token gets from afar. Then the gate of each layer is trained alone, in minutes.
-"""
-
 
 class FitGateOptions(FitOptions, ModelOptions):
     """What was typed."""
@@ -26,7 +16,14 @@ class FitGateOptions(FitOptions, ModelOptions):
 
 
 def fit_gate(options: FitGateOptions) -> None:
-    """Train gates for a model: they read hidden states and predict which tokens will be needed."""
+    """Train gates for a model: they read hidden states and predict which tokens will be needed.
+
+    The model reads the text once; hidden states stay in memory (tokens x hidden size x layers numbers), with the
+    largest attention that each token gets from afar. Then the gate of each layer is trained alone, in minutes.
+
+    Examples:
+      paged-eviction fit-gate --model Qwen/Qwen3-8B --text book.txt dialogues.jsonl --output qwen-gates.safetensors
+    """
     from ..gate import save_gates
     from ..gate.fit import Training, fit_gates
     from .fitting import run_fit

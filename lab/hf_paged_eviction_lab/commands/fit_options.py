@@ -11,6 +11,7 @@ from hf_paged_eviction_eval.options.base import File, Options, option
 class FitOptions(Options):
     """Texts to read, and the file to write; with `ModelOptions`."""
 
+    first: ClassVar[tuple[str, ...]] = ("model", "text", "output", "tokens", "window")
     left_out: ClassVar[frozenset[str]] = frozenset({"attn_implementation"})
 
     output: Path = option(..., "The file to write.", metavar="FILE.safetensors")
@@ -18,9 +19,7 @@ class FitOptions(Options):
         None,
         "Texts that the model reads: plain text, or JSON lines with a field context or text. Best like those that it "
         "will read later, including questions and answers.",
-        metavar="FILE...",
         shown="the documentation of Python",
     )
-    files: list[File] | None = option(None, "More files for --text.", metavar="[FILE...]", argument=True)
     tokens: int = option(65536, "Tokens to read in total.", at_least=1)
     window: int = option(1024, "Tokens per window; use the length of your texts.", at_least=1)

@@ -43,8 +43,8 @@ def run_fit(
     Raises:
         UserError: the output cannot be written, the texts are too short, or the model cannot be used.
     """
-    notes, files = Console(stderr=True), [*(options.text or ()), *(options.files or ())]
-    check_output(options.output, what)
+    notes, files = Console(stderr=True), options.text or []
+    check_output(options.output)
     check_files(files)
     settings = model_settings(options)
     tokenizer = models.load_tokenizer(settings)

@@ -10,8 +10,8 @@ from typing import Any
 import embedded_fold as recipe
 import pytest
 import torch
-from typer.testing import CliRunner
 
+import invoking
 import models
 from closeness import assert_close
 from hf_paged_eviction import PagedEvictionCache
@@ -20,7 +20,6 @@ from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.integration.implementations import using
 from hf_paged_eviction_eval import embedded
 from hf_paged_eviction_eval.caches.policy_names import attention_for
-from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_eval.data import library
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_lab.fold import lessons as folding
@@ -111,7 +110,7 @@ def test_what_cannot_be_fitted_is_refused() -> None:
 
 
 def run(*arguments: object) -> Any:
-    return CliRunner().invoke(app, ["fit-fold", *map(str, arguments)])
+    return invoking.invoke("fit-fold", *arguments)
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from typer.testing import CliRunner
 
 import models
 import modes
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.preparing.future import DISTANCE
 from hf_paged_eviction_eval import embedded
-from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_lab.gate import Gate, Gates, install_gates, load_gates, save_gates
 from hf_paged_eviction_lab.gate.fit import Training, collect, fit_gates, train_layer
+from invoking import run
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -165,8 +164,7 @@ def test_the_command_writes_a_file(tmp_path: Path) -> None:
     text, output = tmp_path / "text.txt", tmp_path / "g.safetensors"
     text.write_text("The quick fox asks the lazy dog for a code, and the dog tells it: seven, four, nine. " * 90)
     command = ["fit-gate", "--text", text, "--window", 300, "--tokens", 1200, "--units", 8, "--epochs", 1, "--output"]
-    result = CliRunner().invoke(app, [*map(str, command), str(output)])
-    assert result.exit_code == 0, result.output
+    result = run(*command, output)
     assert "held_out_spearman:" in result.stdout
     gates = load_gates(output)
     assert list(gates.layers) == [0, 1, 2, 3] and gates.facts["tokens"] == "1200"
@@ -174,4 +172,4 @@ def test_the_command_writes_a_file(tmp_path: Path) -> None:
     assert load_gates(tmp_path / "again.safetensors").digest == gates.digest
     model = embedded.load()[0]
     gates.check_model(model.config)
-    assert CliRunner().invoke(app, [*map(str, command), str(tmp_path / "g.bin")]).exit_code == 2
+    run(*command, tmp_path / "g.bin", status=2)

@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import DynamicCache
-from typer.testing import CliRunner
 
 import models
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
-from hf_paged_eviction_eval.commands import app
 from hf_paged_eviction_lab.low_rank.basis import load_basis
 from hf_paged_eviction_lab.low_rank.fit import fit_basis, solve, sum_products
+from invoking import run
 
 
 def windows() -> list[Tensor]:
@@ -121,8 +120,7 @@ def test_the_command(tmp_path: Path) -> None:
     text, output = tmp_path / "text.txt", tmp_path / "basis.safetensors"
     text.write_text("The quick fox asks the lazy dog for a code, and the dog tells it: seven, four, nine. " * 90)
     arguments = ["fit-basis", "--text", str(text), "--window", "300", "--tokens", "1200", "--output"]
-    result = CliRunner().invoke(app, [*arguments, str(output)])
-    assert result.exit_code == 0, result.output
+    result = run(*arguments, output)
     assert "variance:" in result.stdout
     assert list(load_basis(output).layers) == [0, 1, 2, 3]
-    assert CliRunner().invoke(app, [*arguments, str(tmp_path / "basis.bin")]).exit_code == 2
+    run(*arguments, tmp_path / "basis.bin", status=2)
