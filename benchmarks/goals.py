@@ -59,10 +59,12 @@ SMOLLM2 = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads":
 SHAPES = {
     "tiny": {"layers": 30, "held": 128, "vocabulary": 64, "sizes": TINY},
     "smollm2": {"layers": 30, "held": 1024, "vocabulary": 49152, "sizes": SMOLLM2},
-    "reading": {"layers": 6, "held": 0, "vocabulary": 4096, "sizes": SMOLLM2},
+    "reading": {"layers": 30, "held": 0, "vocabulary": 4096, "sizes": SMOLLM2},
 }
 #: The default's step is also compared with a `DynamicCache` of the whole text.
-LENGTHS = (2048, 4096, 8192)
+LENGTHS = (2048, 4096, TEXT)
+#: The same at shares of the memory of the longest text.
+SHARES = HEADS_4_BITS + ", 1/4", HEADS_4_BITS + ", 1/8"
 GOALS = {
     "tiny": {HEADS_4_BITS: 1.35, "heads, 4 bits, snapkv": 1.45, "heads, 4 bits, observed": 1.45, "heads": 1.15},
     "smollm2": {HEADS_4_BITS: 1.1, "heads, 4 bits, snapkv": 1.1, "heads, 4 bits, observed": 1.1},
@@ -151,9 +153,12 @@ def measure(shape: str, rounds: int, folder: str) -> dict[str, float]:
     lines = {name: options for name, options in STEPS.items() if shape == "tiny" or "allocator" in options}
     runs: Runs = {name: timed.steps(options, timed.held + CHUNK) for name, options in lines.items()}
     runs |= {name: timed.steps(None, length) for name, length in {full: timed.held, **lengths}.items()}
+    if lengths:
+        runs |= {name: timed.steps(READING[name], TEXT) for name in SHARES}
     times = interleaved(runs, rounds)
     ratios = {name: ratio(times[name], times[full]) for name in lines}
-    return ratios | {f"{HEADS_4_BITS} / {name}": ratio(times[HEADS_4_BITS], times[name]) for name in lengths}
+    beyond = [(HEADS_4_BITS, name) for name in lengths] + [(name, list(lengths)[-1]) for name in SHARES if lengths]
+    return ratios | {f"{name} / {longer}": ratio(times[name], times[longer]) for name, longer in beyond}
 
 
 def verdicts(row: dict[str, Any]) -> Iterator[str]:

@@ -71,7 +71,7 @@ def update(_: str) -> str:
 
 
 def decode(_: str) -> str:
-    """Step times, from the newest row of each shape in `goals.jsonl`."""
+    """Times of steps and of reading, from the newest row of each shape in `goals.jsonl`."""
     lines = (RESULTS / "goals.jsonl").read_text("utf-8").splitlines()
     newest = {shape: row for row in map(json.loads, lines) for shape in row["ratios"]}
     columns = {title: newest[shape] for shape, title in _SHAPES.items() if shape in newest}
@@ -86,8 +86,12 @@ def decode(_: str) -> str:
     )
 
 
-#: Shapes of `benchmarks/goals.py` whose steps are timed.
-_SHAPES = {"tiny": "tiny model, 128 tokens", "smollm2": "shape of SmolLM2, 1,024 tokens"}
+#: Shapes of `benchmarks/goals.py`.
+_SHAPES = {
+    "tiny": "tiny model, 128 tokens",
+    "smollm2": "shape of SmolLM2, 1,024 tokens",
+    "reading": "the same, reading 8,192 tokens",
+}
 
 
 def lazy_reuse(_: str) -> str:
