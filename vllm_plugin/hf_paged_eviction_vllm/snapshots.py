@@ -30,14 +30,12 @@ class Snapshot:
     Attributes:
         blocks: those that it kept, and the one with what was overwritten since.
         keys: their names in the pool, which takes them away when it reuses a block.
-        text: hash of its text.
         seen: number of tokens of its text.
         origin: id of the request.
     """
 
     blocks: list[Any]
     keys: list[Any]
-    text: bytes
     seen: int
     origin: str
 
@@ -50,16 +48,12 @@ class Snapshot:
         ]
         for block, key in zip(blocks, keys, strict=True):
             pool._insert_block_hash(key, block, num_tokens=seen)
-        return cls(blocks, keys, text, seen, origin)
+        return cls(blocks, keys, seen, origin)
 
     @property
     def is_whole(self) -> bool:
         """Whether the pool has reused none of its blocks."""
         return all(block.block_hash == key for block, key in zip(self.blocks, self.keys, strict=True))
-
-    def forget(self, pool: Any) -> None:
-        """Leave the blocks that are left to the pool."""
-        pool.evict_blocks({b.block_id for b, key in zip(self.blocks, self.keys, strict=True) if b.block_hash == key})
 
 
 _SNAPSHOTS: "weakref.WeakKeyDictionary[Any, dict[bytes, Snapshot]]" = weakref.WeakKeyDictionary()

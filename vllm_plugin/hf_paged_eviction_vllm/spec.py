@@ -74,6 +74,11 @@ class EvictionSpec(FullAttentionSpec):
         most: int = min(cdiv(tokens, self.block_size), self.kept() + 1 + cdiv(self.in_flight, self.block_size))
         return most
 
+    @property
+    def blocks_to_copy(self) -> int:
+        """Blocks that a request needs at most, with the snapshot that it is copied from."""
+        return 2 * (self.kept() + 1) + 1 + int(cdiv(min(self.in_flight, self.longest), self.block_size))
+
     def max_memory_usage_bytes(self, vllm_config: Any) -> int:
         """See `KVCacheSpec.max_memory_usage_bytes`."""
         most: int = self.most_blocks(vllm_config.model_config.max_model_len) * self.page_size_bytes
@@ -90,7 +95,7 @@ class Claim:
         budget: its budget in tokens.
         request: the request; None = vLLM has not shown it yet.
         usual: whether it has no options of its own.
-        shared: number of its first tokens with which others begin, too; 0 = not known of any.
+        shared: number of its first tokens that are to become a snapshot, because others begin alike; 0 = none.
         singles_from: its tokens when it last brought several at once, but for few after a whole block: the workers can
             take back what came since.
     """
@@ -119,11 +124,14 @@ class EvictionManager(FullAttentionManager):
         self._coming: dict[str, tuple[int, int]] = {}  # tokens with those of the step, and before
         self._counters = counters()
         self._beginnings = Beginnings()
-        self._copied: list[Snapshot] = []  # they are there once the copies of this step have been made
         self.keeps_snapshots = kv_cache_spec.snapshots and self.block_pool.enable_caching
+        blocks, least = self.block_pool.num_gpu_blocks - 1, kv_cache_spec.blocks_to_copy
         if self.keeps_snapshots and not hasattr(self, "_pending_cow_copies"):
             self.keeps_snapshots = False
             logger.warning("No snapshots: the installed vLLM copies no blocks for a request.")
+        if self.keeps_snapshots and blocks < least:
+            self.keeps_snapshots = False
+            logger.warning("No snapshots: the pool has %d blocks, and a request with a copy needs %d.", blocks, least)
 
     def claim(self, request_id: str) -> Claim:
         """The claim of a request; if vLLM has not shown it yet, the largest one."""
@@ -239,13 +247,11 @@ class EvictionManager(FullAttentionManager):
             claim.budget, claim.request, claim.usual = budget, request, options == RequestOptions()
             if claim.usual and self.keeps_snapshots:
                 claim.shared = self.shared(request)
-                self._beginnings.note(request.block_hashes[: budget // self.block_size])
+                self._beginnings.note(request.block_hashes[: request.num_prompt_tokens // self.block_size])
             self.claims[request.request_id] = claim
         elif request.resumable:  # its next part may have come
             claim.most = self._claim(claim.kept, self._longest(request)).most
         tokens, before = self._coming.get(request.request_id, (0, 0))  # not rounded, as `num_tokens` may be
-        if 0 < before == claim.shared:
-            self._copy_beginning(claim)
         self._counters.add("tokens_evicted", max(tokens - claim.budget, 0) - max(before - claim.budget, 0))
         self._count_held()
         few = before == claim.singles_from and before % self.block_size == 0 and tokens - before < self.block_size
@@ -265,14 +271,16 @@ class EvictionManager(FullAttentionManager):
         return blocks
 
     def _keep_snapshot(self, claim: Claim) -> None:
-        """Make what a request holds known, as of the last whole block of its text.
+        """Make what a request holds known, as of the last whole block of its text, or of a beginning.
 
         Its kept blocks, and the one in which the workers have saved what tokens since then have overwritten.
         """
         request, size, budget = claim.request, self.block_size, self.kv_cache_spec.sizes.capacity
-        if not request.is_finished():
+        done = request.num_computed_tokens
+        if request.is_finished():
+            done -= request.num_in_flight_tokens
+        elif not 0 < done == claim.shared:
             return
-        done = request.num_computed_tokens - request.num_in_flight_tokens
         count, blocks = done // size, self.req_to_blocks.get(request.request_id, [])
         if not 0 < count <= len(request.block_hashes):
             return
@@ -286,44 +294,36 @@ class EvictionManager(FullAttentionManager):
         before = known.get(text)
         if any(block.is_null or block.block_hash is not None for block in held) or (before and before.is_whole):
             return
-        if before is not None:
-            before.forget(self.block_pool)
         known[text] = Snapshot.of(held, text, self.kv_cache_group_id, count * size, request.request_id, self.block_pool)
         self._counters.add("snapshots", 1)
 
     # ---- a beginning that many share ------------------------------------------------------------------------------
 
     def shared(self, request: Any) -> int:
-        """Number of its first tokens with which an earlier request began, in whole blocks and within the budget.
+        """Number of its first tokens with which an earlier request began, in whole blocks.
 
-        Nothing of them is evicted yet, so their blocks are a snapshot. 0 = none, or there is a snapshot already.
+        0 = none, or there is a snapshot already.
         """
-        size, known = self.block_size, snapshots_of(self.block_pool)
-        most = min(self.kv_cache_spec.sizes.capacity, request.num_prompt_tokens - 1) // size
-        count = self._beginnings.longest(request.block_hashes[:most])
+        size, spec, known = self.block_size, self.kv_cache_spec, snapshots_of(self.block_pool)
+        if request.request_id in self.claims:
+            return self.claims[request.request_id].shared
+        count = self._beginnings.longest(request.block_hashes[: (request.num_prompt_tokens - 1) // size])
+        if count <= spec.kept():  # as `_keep_snapshot`
+            count = min(count, spec.sizes.capacity // size)
         snapshot = known.get(request.block_hashes[count - 1]) if count else None
         return 0 if snapshot is not None and snapshot.is_whole else count * size
 
-    def _copy_beginning(self, claim: Claim) -> None:
-        """Keep a copy of what a request holds, before its next tokens come, if blocks are left over."""
-        pool, request, count = self.block_pool, claim.request, claim.shared // self.block_size
-        claim.shared = 0
-        sources = self.req_to_blocks[request.request_id][:count]
-        if pool.get_num_free_blocks() < count + self._to_admit(request.request_id, (), 0):
-            return
-        pool.touch(sources)  # as in `add_local_computed_blocks`
-        copies = pool.get_new_blocks(count)
-        self._pending_cow_copies.extend(zip(sources, copies, strict=True))
-        text, group = request.block_hashes[count - 1], self.kv_cache_group_id
-        self._copied.append(Snapshot.of(copies, text, group, count * self.block_size, request.request_id, pool))
+    def is_beginning(self, request: Any) -> bool:
+        """Whether a request has read just what others begin with, too, and blocks for a copy of it are left over.
 
-    def take_pending_cow_copies(self) -> Any:
-        """See `SingleTypeKVCacheManager`. A copy is a snapshot from the next step on: before, its bytes are missing."""
-        for snapshot in self._copied:
-            snapshots_of(self.block_pool)[snapshot.text] = snapshot
-        self._counters.add("snapshots", len(self._copied))
-        self._copied.clear()
-        return super().take_pending_cow_copies()
+        If it loses its blocks now, they are a snapshot, and it goes on from a copy.
+        """
+        claim, done = self.claims.get(request.request_id), request.num_computed_tokens
+        if claim is None or not 0 < done == claim.shared or request.num_preemptions:
+            return False
+        chunk: int = cdiv(self.kv_cache_spec.in_flight, self.block_size)
+        more = self._to_admit(request.request_id, (), 0) + self._owned(request.request_id) + chunk
+        return bool(self.block_pool.get_num_free_blocks() > more)
 
     def _count_held(self, leaving: int = 0) -> None:
         pool = self.block_pool

@@ -8,7 +8,7 @@ import json
 import os
 import random
 import sys
-from collections.abc import Iterator
+import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,97 +18,77 @@ POLICIES = ("keydiff", "snapkv", "h2o", "key_norm", "paged_eviction", "tova")
 #: Parts of scores that may be noise: a level of rounded scores is 2.4e-4.
 NOISE = (0.0, 5e-7, -5e-7, 5e-6, -5e-6)
 LENGTHS = (5, 20, 33, 64, 97, 110, 150, 250, 400)
+#: Steps after which a server stands still.
+MOST_STEPS = 3000
 
 
 @dataclass
 class Asked:
-    """A request.
+    """A request, one of several answers to it, or a session.
 
     Attributes:
-        prompt: its tokens.
+        parts: the tokens of its prompt; of a session, of each prompt.
+        new: tokens to generate, for each.
         own: its own options, as those of a cache.
-        begun: number of its first tokens that a snapshot held.
-        origin: the request whose snapshot that was; of a beginning it may be itself, before a preemption.
+        answers: what was generated for each prompt.
     """
 
-    prompt: list[int]
+    parts: list[list[int]]
+    new: int
     own: dict[str, Any] = field(default_factory=dict)
-    begun: int = 0
-    origin: str = ""
+    answers: list[list[int]] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.answers) == len(self.parts) and all(len(one) == self.new for one in self.answers)
+
+    @property
+    def text(self) -> list[int]:
+        """The tokens that were read: all but the last of each answer."""
+        return [
+            token
+            for part, answer in zip(self.parts, self.answers, strict=True)
+            for token in [*part, *answer[: self.new - 1]]
+        ]
+
+    @property
+    def given(self) -> dict[int, int]:
+        """The tokens generated, by the number of tokens read before."""
+        given, read = {}, 0
+        for part, answer in zip(self.parts, self.answers, strict=True):
+            read += len(part)
+            given |= {read + number: token for number, token in enumerate(answer)}
+            read += self.new - 1
+        return given
 
 
-class Alone:
-    """What caches alone hold, with the cuts of a server.
+def is_right(server: Any, name: str, asked: Asked) -> bool:
+    """Whether the tokens that a request was given are those of a cache alone that is fed the same chunks."""
+    from alone import moved_scores
 
-    Args:
-        server: the server, which is done.
-        asked: its requests.
-        answers: those that are complete.
-    """
+    for part in NOISE:
+        with moved_scores(part):
+            if _agrees(server, name, asked):
+                return True
+    return False
 
-    def __init__(self, server: Any, asked: dict[str, Asked], answers: dict[str, list[int]]) -> None:
-        self._server, self._asked, self._answers = server, asked, answers
 
-    def cuts(self, name: str) -> tuple[int, list[int]]:
-        """Tokens that a request was given, and those of each of its steps, since it was last admitted."""
-        chunks = next(
-            chunks for request, chunks in self._server.record.chunks.items() if request.startswith(f"{name}-")
-        )
-        complete = len(self._asked[name].prompt) + len(self._answers[name]) - 1
-        return (self._asked[name].begun if sum(chunks) < complete else 0), chunks
+def _agrees(server: Any, name: str, asked: Asked) -> bool:
+    """What a request generated before it was preempted is not compared: it was read in other chunks then."""
+    import torch
 
-    def evicted(self, begun: int) -> bool:
-        """Whether a snapshot of so many tokens has lost some; if not, it depends on its text alone."""
-        return begun > self._server.options["budget"]
+    from alone import cache_of
 
-    def knows(self, name: str) -> bool:
-        """Whether all requests that it goes on from are complete; of others the text is not known."""
-        if name not in self._answers:
-            return False
-        return not self.evicted(self.cuts(name)[0]) or self.knows(self._asked[name].origin)
-
-    def cache(self, name: str, stop: int) -> tuple[Any, Any]:
-        """The cache of a request after `stop` tokens of its text, and the last logits."""
-        from alone import cache_of
-
-        asked, (begun, chunks) = self._asked[name], self.cuts(name)
-        text = [*asked.prompt, *self._answers[name]]
-        if self.evicted(begun):
-            cache, logits = self.cache(asked.origin, begun)
-        else:
-            cache = cache_of(self._server.model.config, self._server.options | asked.own)
-            logits = self._feed(text[:begun], cache) if begun else None
-        at = begun
-        for count in chunks:
-            if at < stop:  # a snapshot may end within a chunk, if nothing was evicted yet
-                logits = self._feed(text[at : min(at + count, stop)], cache)
-                at = min(at + count, stop)
-        return cache, logits
-
-    def agrees(self, name: str, done: int) -> bool:
-        """Whether the tokens behind the first `done` ones of its text are those of caches alone."""
-        from alone import moved_scores
-
-        given = self._answers[name][done - len(self._asked[name].prompt) :]
-        for part in NOISE:
-            with moved_scores(part):
-                if self.answer(name, done) == given:
-                    return True
-        return False
-
-    def answer(self, name: str, done: int) -> list[int]:
-        """The tokens that follow the first `done` ones of its text."""
-        cache, logits = self.cache(name, done)
-        found = [int(logits.argmax())]
-        while len(found) < len(self._asked[name].prompt) + len(self._answers[name]) - done:
-            found.append(int(self._feed(found[-1:], cache).argmax()))
-        return found
-
-    def _feed(self, tokens: list[int], cache: Any) -> Any:
-        import torch
-
+    request, text, given = server.record.name(name), asked.text, asked.given
+    cache, at, begun = cache_of(server.model.config, server.options | asked.own), 0, server.record.read[request]
+    for count in server.record.cuts(request):
         with torch.no_grad():
-            return self._server.model(input_ids=torch.tensor([tokens]), past_key_values=cache).logits[0, -1]
+            ids = torch.tensor([text[at : at + count]])
+            logits = server.model(input_ids=ids, past_key_values=cache).logits[0, -1]
+        at += count
+        if at >= begun and given.get(at, int(logits.argmax())) != int(logits.argmax()):
+            return False
+    return at == len(text)
 
 
 def server_of(rng: random.Random, small: bool = False) -> tuple[str, dict[str, Any], dict[str, Any]]:
@@ -140,7 +120,7 @@ def server_of(rng: random.Random, small: bool = False) -> tuple[str, dict[str, A
         "kv_cache_memory_bytes": rng.choice([6, 16, 64]) << 20,
         "max_num_seqs": rng.choice([3, 8]),
         "enable_prefix_caching": rng.random() < 0.8,
-        "block_size": rng.choice([32, 32, 64]),
+        "block_size": rng.choice([32, 32, 32, 64, 96, 128]),
         "scheduling_policy": rng.choice(["fcfs", "priority"]),
     }
     if rng.random() < 0.4:
@@ -154,89 +134,128 @@ def server_of(rng: random.Random, small: bool = False) -> tuple[str, dict[str, A
     return family, options, engine
 
 
-def requests_of(rng: random.Random, options: dict[str, Any], count: int) -> Iterator[Asked]:
-    """Requests, some of which begin alike; some have a budget and spans of their own."""
-    system = [rng.randrange(3, 500) for _ in range(rng.choice([40, 70, 100]))]
-    for _ in range(count):
-        text = [rng.randrange(3, 500) for _ in range(rng.choice(LENGTHS))]
-        asked = Asked(system + text if rng.random() < 0.4 else text)
-        if "allocator" not in options and rng.random() < 0.2:
-            start = rng.randrange(0, 40)
-            asked.own = {"protect": [(start, start + rng.randrange(1, 9))], "budget": options["budget"]}
-            if rng.random() < 0.5 and options["budget"] > 64:
-                asked.own["budget"] = 64
-        yield asked
+class Clients:
+    """What is asked of a server: requests, several answers, sessions; cancels, preemptions and resets.
+
+    Attributes:
+        asked: what was asked, by name.
+        sessions: those that are not done yet, with the number of prompts that were sent.
+    """
+
+    def __init__(self, server: Any, options: dict[str, Any], rng: random.Random) -> None:
+        self._server, self._options, self._rng = server, options, rng
+        self._begin = [rng.randrange(3, 500) for _ in range(rng.choice([40, 70, 100, 200]))]
+        self.asked: dict[str, Asked] = {}
+        self.sessions: dict[str, int] = {}
+
+    def play(self, count: int) -> None:
+        """So many requests come and go.
+
+        Raises:
+            RuntimeError: the server stands still.
+        """
+        rng, server = self._rng, self._server
+        for number in range(count):
+            getattr(self, rng.choice(["_request"] * 5 + ["_several", "_session"]))(number)
+            for _ in range(rng.randrange(0, 12)):
+                self._step()
+            if rng.random() < 0.1:
+                name = f"{rng.choice('rs')}{rng.randrange(0, number + 1)}"
+                server.cancel(name)
+                self.sessions.pop(name, None)
+            if rng.random() < 0.1:
+                server.preempt()
+            if rng.random() < 0.05:
+                server.llm.llm_engine.reset_prefix_cache()
+        for _ in range(MOST_STEPS):
+            if not self.sessions and not server.llm.llm_engine.has_unfinished_requests():
+                return
+            self._step()
+        raise RuntimeError(f"The server stands still, with {sorted(self.sessions)} to come.")
+
+    def _step(self) -> None:
+        for name, tokens in self._server.step().items():
+            self.asked[name].answers = [tokens]
+        for name, sent in list(self.sessions.items()):
+            one, given = self.asked[name], self._server.sessions[name]
+            one.answers = [given[at : at + one.new] for at in range(0, len(given), one.new)]
+            answered = len(given) // one.new
+            if answered == len(one.parts):
+                self._server.tell(name, [3], 1, last=True)
+                del self.sessions[name]
+            elif answered >= sent - 1 and sent < len(one.parts) and self._rng.random() < 0.1:  # at times before that
+                self._server.tell(name, one.parts[sent], one.new)
+                self.sessions[name] += 1
+
+    def _request(self, number: int, several: int = 1) -> None:
+        from vllm.exceptions import VLLMValidationError
+
+        rng, name, prompt = self._rng, f"r{number}", self._text()
+        own = self._own()
+        extra = {f"paged_eviction_{key}": value for key, value in own.items()}
+        if "protect" in own:
+            extra["paged_eviction_protect"] = [list(span) for span in own["protect"]]
+        new, salt = rng.choice([1, 20, 60]), "other" if rng.random() < 0.1 else None
+        names = [name] if several == 1 else [f"{one}_{name}" for one in range(several)]
+        try:
+            self._server.add(name, prompt, new, extra, salt, n=several, priority=rng.randrange(3))
+        except VLLMValidationError:
+            return
+        for one in names:
+            self.asked[one] = Asked([prompt], new, own)
+
+    def _several(self, number: int) -> None:
+        self._request(number, self._rng.choice([2, 3]))
+
+    def _session(self, number: int) -> None:
+        rng, name = self._rng, f"s{number}"
+        parts = [self._text(), *(self._drawn(rng.choice([1, 20, 70, 130])) for _ in range(rng.choice([1, 2])))]
+        self.asked[name], self.sessions[name] = Asked(parts, rng.choice([1, 6, 40])), 1
+        self._server.tell(name, parts[0], self.asked[name].new, priority=rng.randrange(3))
+
+    def _drawn(self, count: int) -> list[int]:
+        return [self._rng.randrange(3, 500) for _ in range(count)]
+
+    def _text(self) -> list[int]:
+        """A text of its own, one that begins like others, or one that goes on from an answer."""
+        rng, text = self._rng, self._drawn(self._rng.choice(LENGTHS))
+        done = [one for _, one in sorted(self.asked.items()) if one.is_complete and len(one.text) < 500]
+        if done and rng.random() < 0.3:
+            before = rng.choice(done)
+            return [*before.text, before.answers[-1][-1], *text[:60]]
+        return self._begin + text if rng.random() < 0.4 else text
+
+    def _own(self) -> dict[str, Any]:
+        rng, own = self._rng, {}
+        if "allocator" not in self._options and rng.random() < 0.2:
+            start, budget = rng.randrange(0, 40), self._options["budget"]
+            own = {"protect": [(start, start + rng.randrange(1, 9))], "budget": budget}
+            if rng.random() < 0.5 and budget > 64:
+                own["budget"] = 64
+        return own
 
 
 def run(seed: int, count: int = 10, small: bool = False) -> list[str]:
     """What is wrong with the server of a seed; empty = nothing. `small`: see `server_of`."""
-    from vllm.exceptions import VLLMValidationError
-
     from engines import served
-    from hf_paged_eviction_vllm.snapshots import snapshots_of
-    from hf_paged_eviction_vllm.spec import EvictionManager
     from tiny_models import tiny
 
     rng = random.Random(seed)
     family, options, engine = server_of(rng, small)
     folder, model = tiny(family)
     wrong: list[str] = []
-    with served(folder, model, options, **engine) as server:
-        asked: dict[str, Asked] = {}
-        answers: dict[str, list[int]] = {}
-        cancelled = set()
-        (manager,) = server.record.managers
-        stock = manager.add_local_computed_blocks
-
-        def noted(request_id: str, blocks: Any, begun: int, *args: Any, **kwargs: Any) -> None:
-            request = asked[request_id.rsplit("-", 1)[0]]
-            request.begun = begun
-            if begun:
-                known = snapshots_of(manager.block_pool).values()
-                request.origin = next(
-                    one.origin.rsplit("-", 1)[0]
-                    for one in known
-                    if one.seen == begun and one.blocks[0] is blocks[0] and one.is_whole
-                )
-            stock(request_id, blocks, begun, *args, **kwargs)
-
-        manager.add_local_computed_blocks = noted
-        assert isinstance(manager, EvictionManager)
-        for number, request in enumerate(requests_of(rng, options, count)):
-            name = f"r{number}"
-            if answers and rng.random() < 0.3:  # goes on from an answer
-                before = rng.choice([one for one in sorted(answers) if one in asked])
-                request.prompt = asked[before].prompt + answers[before] + request.prompt[:60]
-            extra = {f"paged_eviction_{key}": value for key, value in request.own.items()}
-            if "protect" in request.own:
-                extra["paged_eviction_protect"] = [list(span) for span in request.own["protect"]]
-            asked[name] = request
-            try:
-                server.add(name, request.prompt, rng.choice([1, 20, 60]), extra, priority=rng.randrange(3))
-            except VLLMValidationError:
-                del asked[name]
-            for _ in range(rng.randrange(0, 12)):
-                answers |= {key.split("-")[0]: tokens for key, tokens in server.step().items()}
-            if rng.random() < 0.1:
-                server.cancel(f"r{rng.randrange(0, number + 1)}")
-                cancelled.add(name)
-            if rng.random() < 0.1:
-                server.preempt()
-            if rng.random() < 0.05:
-                server.llm.llm_engine.reset_prefix_cache()
-        answers |= {key.split("-")[0]: tokens for key, tokens in server.finish().items()}
-        alone = Alone(server, asked, answers)
-        for name, request in asked.items():
-            if name not in answers:
-                continue
-            begun, cuts = alone.cuts(name)
-            done = next(read for key, read in server.record.read.items() if key.startswith(f"{name}-"))
-            if alone.knows(name) and not alone.agrees(name, done):
-                wrong.append(f"{name}: {len(request.prompt)} tokens after {begun} in {cuts}, own options {request.own}")
-        try:
+    try:
+        with served(folder, model, options, **engine) as server:
+            clients = Clients(server, options, rng)
+            clients.play(count)
+            for name, one in clients.asked.items():
+                if one.is_complete and not is_right(server, name, one):
+                    request = server.record.name(name)
+                    cuts = f"{server.record.begun[request]} + {server.record.chunks[request]}"
+                    wrong.append(f"{name}: {[*map(len, one.parts)]} tokens in {cuts}, own options {one.own}")
             server.check_blocks()
-        except AssertionError as error:
-            wrong.append(f"blocks: {error}")
+    except Exception as error:
+        wrong.append("".join(traceback.format_exception(error)[-3:]))
     return [f"{family} {options} {engine}: {one}" for one in wrong]
 
 
@@ -245,10 +264,7 @@ if __name__ == "__main__":
     first, last = map(int, sys.argv[1:3])
     bad = 0
     for seed in range(first, last):
-        try:
-            wrong = run(seed, small="small" in sys.argv[3:])
-        except Exception as error:
-            wrong = [f"{type(error).__name__}: {error}"]
+        wrong = run(seed, small="small" in sys.argv[3:])
         bad += bool(wrong)
         print(f"seed {seed}: {wrong or 'right'}", flush=True)
     print(f"{last - first} servers, {bad} wrong")

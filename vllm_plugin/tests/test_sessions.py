@@ -2,14 +2,13 @@
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
-from vllm import SamplingParams
 
 from alone import cache_of
 from engines import Server, drawn, served
+from hf_paged_eviction_vllm.group import Group
 from tiny_models import tiny
 
 NEW = 6
@@ -17,27 +16,11 @@ NEW = 6
 
 def _ask(server: Server, tokens: Sequence[int]) -> list[int]:
     """The answer to a part of the session."""
-    engine, scheduler, given = server.llm.llm_engine, server.scheduler, []
-    parameters = SamplingParams(max_tokens=NEW, temperature=0, detokenize=False, ignore_eos=True)
-    more: dict[str, Any] = {"supported_tasks": engine.get_supported_tasks(), "resumable": True}
-    part = engine.input_processor.process_inputs("session", {"prompt_token_ids": list(tokens)}, parameters, **more)
-    part.external_req_id = part.request_id  # the engine has answers for it, which nobody waits for
-    stock = scheduler.update_from_output
-
-    def noted(*args: Any) -> Any:
-        outputs = stock(*args)
-        for of_client in outputs.values():
-            given.extend(
-                token for one in of_client.outputs if one.request_id == "session" for token in one.new_token_ids
-            )
-        return outputs
-
-    scheduler.update_from_output = noted
-    engine.engine_core.add_request(part)
-    while len(given) < NEW:
-        engine.step()
-    scheduler.update_from_output = stock
-    return given
+    server.tell("session", tokens, NEW)
+    before = len(server.sessions["session"])
+    while len(server.sessions["session"]) < before + NEW:
+        server.step()
+    return server.sessions["session"][before:]
 
 
 @torch.no_grad()
@@ -67,3 +50,27 @@ def test_a_session_goes_on(policy: str, allocator: str) -> None:
                 server.add(f"other{at}{number}", drawn(rng, 40 + 37 * number), 4)
                 server.finish()
         assert answers == _alone(server, parts)
+
+
+def test_states_of_ended_requests_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What workers know of them is small beside the blocks, and is let go with these."""
+    (folder, model), rng, groups, stock = tiny("llama"), random.Random(0), set(), Group._state
+    monkeypatch.setattr(Group, "_state", lambda group, row: groups.add(group) or stock(group, row))
+    pool = 48 * 32 * 2 * 2 * 64 * 4
+    with served(
+        folder, model, {"budget": 64, "policy": "keydiff"}, max_num_seqs=2, kv_cache_memory_bytes=pool
+    ) as server:
+        for number in range(40):
+            server.add(f"r{number}", drawn(rng, rng.choice([20, 100])), 36)
+            server.finish()
+        (group,) = groups
+        states = group._parked.values()
+        sizes = [
+            part.nbytes
+            for state in states
+            for holder in (state, state.noted)
+            if holder is not None
+            for part in vars(holder).values()
+            if isinstance(part, torch.Tensor)
+        ]
+        assert 0 < sum(sizes) < pool / 50, (sum(sizes), len(states))

@@ -1,16 +1,14 @@
 """Conversations: what a request held when it ended is where the next turn begins."""
 
-import copy
 import itertools
 import random
 from typing import Any
 
 import pytest
-import torch
 
-from alone import answer, cache_of
+from alone import answer
+from draw_servers import Asked, is_right
 from engines import Server, drawn, served
-from hf_paged_eviction_vllm.snapshots import snapshots_of
 from tiny_models import tiny
 
 
@@ -19,21 +17,11 @@ class Chats:
 
     def __init__(self, server: Server, count: int, turns: int, answer: int) -> None:
         self._server, self._turns, self._answer, self._rng = server, turns, answer, random.Random(0)
-        (self._manager,) = server.record.managers
         self._texts: list[list[int]] = [[] for _ in range(count)]
         self._turn = [0] * count
-        self.prompts: dict[str, list[int]] = {}
-        self.answers: dict[str, list[int]] = {}
-        self.begun: dict[str, tuple[str, int]] = {}  # request: whose snapshot, and its tokens
+        self.asked: dict[str, Asked] = {}
         self.preempted = 0
-        self.new, self._add = 0, self._manager.add_local_computed_blocks
-        self._manager.add_local_computed_blocks = self._noted
-
-    def _noted(self, request: str, blocks: Any, count: int, *args: Any) -> None:
-        known = snapshots_of(self._manager.block_pool).values()
-        (origin,) = [one.origin for one in known if one.blocks and one.blocks[0] is blocks[0] and one.is_whole]
-        self.begun[request] = origin, count
-        self._add(request, blocks, count, *args)
+        self.new = 0
 
     def run(self, preempt_every: int = 0) -> None:
         for chat in range(len(self._texts)):
@@ -43,10 +31,9 @@ class Chats:
                 break
             if preempt_every and step % preempt_every == 0:
                 self.preempted += self._server.preempt()
-            for request, tokens in self._server.step().items():
-                name = request.split("-")[0]
+            for name, tokens in self._server.step().items():
                 chat = int(name.split("t")[0][1:])
-                self.answers[name] = tokens
+                self.asked[name].answers = [tokens]
                 self._texts[chat] = self._texts[chat] + tokens
                 self.new += len(tokens)
                 if self._turn[chat] < self._turns:
@@ -54,40 +41,23 @@ class Chats:
 
     def _ask(self, chat: int) -> None:
         user, name = drawn(self._rng, self._rng.randrange(90, 131)), f"c{chat}t{self._turn[chat]}"
-        self._texts[chat] = self.prompts[name] = self._texts[chat] + user
+        self._texts[chat] = self._texts[chat] + user
+        self.asked[name] = Asked([self._texts[chat]], self._answer)
         self._turn[chat] += 1
         self.new += len(user)
-        self._server.add(name, self.prompts[name], self._answer)
+        self._server.add(name, self._texts[chat], self._answer)
+
+    @property
+    def begun(self) -> int:
+        """Number of requests that began with a snapshot."""
+        return sum(map(bool, self._server.record.begun.values()))
 
     @property
     def read(self) -> int:
         return sum(sum(chunks) for chunks in self._server.record.chunks.values())
 
-    @torch.no_grad()
     def check(self) -> None:
-        requests = {request.split("-")[0]: request for request in self._server.record.chunks}
-        wanted, states = set(self.begun.values()), {}
-        for name in sorted(self.answers, key=lambda name: int(name.split("t")[1])):
-            request, text = requests[name], self.prompts[name] + self.answers[name]
-            chunks, done = self._server.record.chunks[request], self._server.record.read[request]
-            begun = self.begun.get(request) if sum(chunks) < len(text) - 1 else None  # that before a preemption is over
-            cache = copy.deepcopy(states[begun]) if begun else cache_of(self._server.model.config, self._server.options)
-            at, given = begun[1] if begun else 0, []
-            for count in chunks:
-                for stop in range(at + 1, at + count):  # within a chunk, if nothing was evicted yet
-                    if (request, stop) in wanted:
-                        states[request, stop] = copy.deepcopy(cache)
-                        self._feed(text[at:stop], states[request, stop])
-                logits = self._feed(text[at : at + count], cache)
-                at += count
-                if (request, at) in wanted:
-                    states[request, at] = copy.deepcopy(cache)
-                if at >= done:
-                    given.append(int(logits.argmax()))
-            assert given == self.answers[name][done - len(self.prompts[name]) :], name
-
-    def _feed(self, tokens: list[int], cache: Any) -> Any:
-        return self._server.model(input_ids=torch.tensor([tokens]), past_key_values=cache).logits[0, -1]
+        assert [name for name, one in self.asked.items() if not is_right(self._server, name, one)] == []
 
 
 @pytest.mark.parametrize(
@@ -122,37 +92,53 @@ def _ask(server: Server, name: str, prompt: list[int], new: int, **more: Any) ->
 CUTTING = {"scheduler_cls": "hf_paged_eviction_vllm.scheduler.Scheduler"}
 
 
+@pytest.mark.parametrize("system", [104, 200])
 @pytest.mark.parametrize(
     "options",
     [{"policy": "keydiff"}, {"policy": "keydiff", "allocator": "heads:[[1.0, 0.3], [2.0, 0.7]]"}, {"block_size": 4}],
 )
-def test_a_beginning_that_many_share(options: dict[str, Any]) -> None:
-    """The second request finds it, the third one begins with it."""
+def test_a_beginning_that_many_share(options: dict[str, Any], system: int) -> None:
+    """The second request finds it, the third one begins with it; within the budget, and beyond."""
     (folder, model), rng = tiny("llama"), random.Random(1)
-    with served(folder, model, {"budget": 128, "policy": "key_norm"} | options, **CUTTING) as server:
-        system = drawn(rng, 104)
-        prompts = [system + drawn(rng, 90 + 20 * number) for number in range(5)]
-        reads = []
-        for number, prompt in enumerate(prompts):
+    engine = CUTTING | {"max_num_batched_tokens": 128}
+    with served(folder, model, {"budget": 128, "policy": "key_norm"} | options, **engine) as server:
+        begin, reads = drawn(rng, system), []
+        for number in range(5):
+            prompt = begin + drawn(rng, 90 + 20 * number)
+            one = Asked([prompt], 20)
             given, read = _ask(server, f"r{number}", prompt, 20)
-            chunks = server.record.chunks[next(name for name in server.record.chunks if name.startswith(f"r{number}-"))]
-            begun = len(prompt) - read
-            reads.append(begun)
-            first = [] if not begun else [begun]
-            wanted = answer(model, server.options, prompt, [*first, *chunks[: len(chunks) - 19]], 20)
-            assert given == wanted, number
-        assert reads == [0, 0, 96, 96, 96]
+            one.answers = [given]
+            reads.append(len(prompt) - read)
+            assert is_right(server, f"r{number}", one), number
+        assert reads == [0, 0] + [system // 32 * 32] * 3
         server.check_blocks()
 
 
-def test_the_same_prompt_again() -> None:
+@pytest.mark.parametrize("length", [100, 300])
+def test_the_same_prompt_again(length: int) -> None:
     (folder, model), rng = tiny("llama"), random.Random(1)
     with served(folder, model, {"budget": 128, "policy": "keydiff"}, **CUTTING) as server:
-        prompt = drawn(rng, 100)
+        prompt = drawn(rng, length)
         answers, reads = zip(*(_ask(server, f"r{number}", prompt, 60) for number in range(4)), strict=True)
-        assert reads == (100, 100, 4, 4)
+        assert reads == (length, length, length % 32, length % 32)
         assert answers[0] == answers[1] == answers[2] == answers[3]
-        assert list(answers[0]) == answer(model, server.options, prompt, [100], 60)
+        assert list(answers[0]) == answer(model, server.options, prompt, [length // 32 * 32, length % 32], 60)
+
+
+def test_a_pool_that_holds_no_copy_beside_a_request() -> None:
+    """Then nothing is kept, or the next turn would wait for ever."""
+    (folder, model), rng = tiny("llama"), random.Random(2)
+    options, block = {"budget": 128, "policy": "keydiff"}, 32 * 2 * 2 * 64 * 4
+    for blocks, kept in ((10, False), (13, True)):
+        engine = {"kv_cache_memory_bytes": (blocks + 1) * block, "max_num_batched_tokens": 64, "max_num_seqs": 2}
+        with served(folder, model, options, **engine) as server:
+            assert server.record.managers[0].block_pool.num_gpu_blocks - 1 == blocks
+            text = drawn(rng, 150)
+            for turn in range(3):
+                given, read = _ask(server, f"t{turn}", text, 40)
+                assert (read < len(text)) == (kept and turn > 0)
+                text = text + given + drawn(rng, 20)
+            server.check_blocks()
 
 
 def test_what_is_not_shared() -> None:
