@@ -182,17 +182,23 @@ class Group:
         return bool((blocks[: len(kept)].numpy() == kept).all())
 
     def _state(self, row: int) -> State:
-        """What is known of the request in a row."""
+        """What is known of the request in a row.
+
+        Of one that has evicted nothing that is little: its sets are equal, and its snapshot depends on its text alone.
+        So all states together have a hundredth of the bytes of the blocks, at most.
+        """
         assert self._table is not None  # noqa: S101  (for mypy)
-        own, undo = self._pages.own, self._undo
+        request = self._requests[row]
+        evicts = request.seen >= request.capacity
+        own, undo = (self._pages.own, self._undo) if evicts else (None, None)
         return State(
-            self._requests[row],
+            request,
             self._answers[row],
             self._holdings[row],
             self._pages.blocks[row].clone(),
             None if own is None else own[row].clone(),
             self._table.block[row].clone(),
-            None if undo is None else undo.noted(self._requests[row]),
+            None if undo is None else undo.noted(request),
         )
 
     def _restore(self, row: int, state: State) -> None:
@@ -301,17 +307,17 @@ def summary(spec: EvictionSpec, config: Any, settings: Settings) -> str:
 
 def spec_of(spec: Any, config: Any, settings: Settings) -> EvictionSpec:
     """The spec of a layer that evicts, for its stock spec."""
-    parts, longest, part = config.parallel_config.tensor_parallel_size, config.model_config.max_model_len, 1.0
+    parts, longest = config.parallel_config.tensor_parallel_size, config.model_config.max_model_len
     heads = config.model_config.get_total_num_kv_heads()
-    if settings.unequal and settings.separate and 1 < parts <= heads:
-        part = largest_part(
-            Shares(settings.allocator, settings.sizes, len(settings.layers), heads), heads, parts, longest
-        )
+    if settings.part is None:
+        divides = settings.unequal and settings.separate and 1 < parts <= heads
+        shares = Shares(settings.allocator, settings.sizes, len(settings.layers), heads)
+        settings.part = largest_part(shares, heads, parts, longest) if divides else 1.0
     return EvictionSpec.of(
         spec,
         sizes=settings.sizes,
         unequal=settings.unequal,
-        part=part,
+        part=settings.part,
         reserve=settings.reserve,
         in_flight=config.max_in_flight_tokens,
         longest=longest,

@@ -18,8 +18,8 @@ logger = logging.getLogger("vllm.paged_eviction")
 
 Numbers = NDArray[np.int64]
 
-#: Lengths of text up to which all are tried: a second for 4,096 lengths of 90 heads.
-EXACT = 1 << 14
+#: Lengths of text that are tried together: a quarter of a second for 90 heads.
+AT_ONCE = 1 << 10
 
 
 @lru_cache(maxsize=128)
@@ -45,7 +45,7 @@ def pages_of(limits: tuple[int, ...], slots: int) -> Numbers:
 def fit(limits: Numbers, blocks: int, slots: int) -> Numbers:
     """Cut the largest sets until their pages fit into the blocks, with a line in the log.
 
-    Only where heads are divided among processes: blocks are reckoned for some lengths of text.
+    Only where heads are divided among processes, and requests have smaller budgets, whose shares are others.
     """
     most = blocks * len(limits)
     if (-(-limits // slots)).sum() <= most:
@@ -88,14 +88,14 @@ class LocalShares(Shares):
 def largest_part(shares: Shares, heads: int, parts: int, longest: int) -> float:
     """How much more than their number some process's heads need, of `parts`, for any length of text.
 
-    Every length up to `EXACT` tokens is tried, and 4,096 beyond; what a request needs at others is cut, see `fit`.
+    Every length is tried until the shares are those of the longest text and stay so.
     """
-    last, first = max(longest, shares.foreseen or 0) + 1, shares.capacity
-    exact = np.arange(first, min(last, EXACT) + 1)
-    lengths = np.union1d(exact, np.linspace(min(EXACT, last), last, 4096, dtype=np.int64))
-    most = 1.0
-    for some in np.array_split(lengths, -(-len(lengths) // 1024)):
-        tokens = np.stack([share.expand(-1, heads).numpy() for share in shares.of_layers(some.tolist(), ())])
+    last, most = max(longest, shares.foreseen or 0) + 1, 1.0
+    for first in range(shares.capacity, last + 1, AT_ONCE):
+        lengths = [*range(first, min(first + AT_ONCE, last + 1)), last]
+        tokens = np.stack([share.expand(-1, heads).numpy() for share in shares.of_layers(lengths, ())])
         of_parts = tokens.reshape(*tokens.shape[:2], parts, -1).mean((0, 3))
         most = max(most, float(of_parts.max()) / shares.capacity)
+        if (tokens == tokens[:, -1:]).all():
+            break
     return most

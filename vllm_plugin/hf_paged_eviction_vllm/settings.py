@@ -23,6 +23,7 @@ class Settings(Setup):
 
     Attributes:
         reserve: whether a request is admitted only if the blocks of its budget are free, so that none is preempted.
+        part: see `EvictionSpec`; None = not known yet.
         profile: the file with its profile; None = nothing reads one.
         no_snapshots: why what a request holds when it ends is not kept for those that begin like it; None = it is.
 
@@ -52,6 +53,7 @@ class Settings(Setup):
             if not isinstance(flag, bool):
                 raise TypeError(f"{NAME}.{name} is true or false, got {flag!r}.")
         self.reserve = flags["reserve"]
+        self.part: float | None = None
         super().__init__(config, options)
         self.profile = next(iter({**self.policy.profile_digests, **self.allocator.profile_digests}), None)
         self.no_snapshots = self._no_snapshots(flags["snapshots"])

@@ -1,7 +1,11 @@
-"""A program: does a server with two processes (tensor parallelism) give what `PagedEvictionCache` alone gives?"""
+"""A program: does a server with two processes (tensor parallelism) give what `PagedEvictionCache` alone gives?
+
+`python two_processes.py ALLOCATOR`
+"""
 
 import os
 import random
+import sys
 
 import conftest  # noqa: F401  (the environment)
 
@@ -14,7 +18,8 @@ if __name__ == "__main__":
     from engines import drawn
     from tiny_models import tiny
 
-    (folder, model), options = tiny("llama"), {"budget": 64, "policy": "keydiff", "heads": "separate"}
+    (folder, model), allocator = tiny("llama"), sys.argv[1]
+    options = {"budget": 64, "policy": "keydiff", "heads": "separate", "allocator": allocator}
     model.set_attn_implementation("paged_eviction")
     llm = LLM(
         str(folder),
@@ -29,8 +34,9 @@ if __name__ == "__main__":
         distributed_executor_backend="mp",
         additional_config={"paged_eviction": options},
     )
-    prompt = drawn(random.Random(1), 200)
+    prompts = [drawn(random.Random(1), 200), drawn(random.Random(2), 300)]
     parameters = SamplingParams(max_tokens=40, temperature=0, detokenize=False, ignore_eos=True)
-    (output,) = llm.generate([{"prompt_token_ids": prompt}], parameters, use_tqdm=False)
-    assert list(output.outputs[0].token_ids) == answer(model, options, prompt, [200], 40)
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], parameters, use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):  # both fit into one batch
+        assert list(output.outputs[0].token_ids) == answer(model, options, prompt, [len(prompt)], 40)
     print("the same tokens")
