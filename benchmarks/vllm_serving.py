@@ -3,9 +3,10 @@
     .venvs/vllm/bin/python benchmarks/vllm_serving.py --model FOLDER --requests 16 --tokens 2048 --new 64 --budget 512
 
 All requests arrive at once. The memory for keys and values holds a part (`--share`) of the requests as they come. Each
-variant is a process of its own. `--repeats` runs the variants in turn several times, so that other work on the machine
-meets all of them. Prints every run and the medians, and writes the runs as JSON with `--output`. Times are those of a
-clock on the wall; on a machine that other work shares, `--clock cpu` counts the seconds that the process computes.
+variant is a process of its own; with `--profile FILE` one more, `prepared`, evicts by the profile, with a budget for
+each head. `--repeats` runs the variants in turn several times, so that other work on the machine meets all of them.
+Prints every run and the medians, and writes the runs as JSON with `--output`. Times are those of a clock on the wall;
+on a machine that other work shares, `--clock cpu` counts the seconds that the process computes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-VARIANTS = ("stock", "evicting", "own")
+VARIANTS = ("stock", "evicting", "prepared", "own")
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 #: A shape with random weights, for `--model`.
 SHAPES = {
@@ -49,7 +50,7 @@ def prompts(options: argparse.Namespace) -> list[list[int]]:
     return [[rng.randrange(100, 1000) for _ in range(options.tokens)] for _ in range(options.requests)]
 
 
-def in_vllm(options: argparse.Namespace, evicting: bool) -> dict[str, Any]:
+def in_vllm(options: argparse.Namespace) -> dict[str, Any]:
     """One variant in vLLM."""
     os.environ.update({"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"})
     from transformers import AutoConfig, LlamaConfig
@@ -65,6 +66,8 @@ def in_vllm(options: argparse.Namespace, evicting: bool) -> dict[str, Any]:
     token = config.num_hidden_layers * config.num_key_value_heads * head * 2 * width
     tokens = options.requests * (options.tokens + options.new)
     setting = {"budget": options.budget, "policy": options.policy}
+    if options.one == "prepared":
+        setting |= {"policy": "calibrated", "allocator": "heads", "profile": str(options.profile.resolve())}
     llm = LLM(
         folder,
         skip_tokenizer_init=True,
@@ -75,7 +78,7 @@ def in_vllm(options: argparse.Namespace, evicting: bool) -> dict[str, Any]:
         max_num_seqs=options.requests,
         max_num_batched_tokens=options.chunk,
         kv_cache_memory_bytes=int(options.share * tokens * token),
-        additional_config={"paged_eviction": setting} if evicting else {},
+        additional_config={"paged_eviction": setting} if options.one != "stock" else {},
         **({"block_size": options.block_size} if options.block_size else {}),
     )
     engine, scheduler = llm.llm_engine, llm.llm_engine.engine_core.engine_core.scheduler
@@ -164,19 +167,24 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
-    parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--profile", type=Path)
+    parser.add_argument("--variants", help="default: all")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--one", choices=VARIANTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is not None:
-        found = in_own(options) if options.one == "own" else in_vllm(options, options.one == "evicting")
+        found = in_own(options) if options.one == "own" else in_vllm(options)
         print(json.dumps(found))
         return
     if importlib.util.find_spec("vllm") is None:
         print("vLLM is not installed here, so nothing was measured.")
         return
     rows: list[dict[str, Any]] = []
-    for variant in options.variants.split(",") * options.repeats:
+    known = [variant for variant in VARIANTS if variant != "prepared" or options.profile is not None]
+    variants = options.variants.split(",") if options.variants else known
+    if not set(variants) <= set(known):
+        parser.error(f"--variants is some of {','.join(known)}, got {options.variants}; prepared needs --profile FILE.")
+    for variant in variants * options.repeats:
         run = subprocess.run([sys.executable, *sys.argv, "--one", variant], capture_output=True, text=True, check=False)
         if run.returncode:
             sys.exit(f"{variant}: {run.stderr[-2000:]}")
@@ -184,8 +192,8 @@ def main() -> None:
         show(rows[-1])
         if options.output is not None:
             terms = vars(options) | {"output": None}
-            options.output.write_text(json.dumps({"options": terms, "rows": rows}, indent=1) + "\n")
-    for variant in options.variants.split(","):
+            options.output.write_text(json.dumps({"options": terms, "rows": rows}, indent=1, default=str) + "\n")
+    for variant in variants:
         own = [row for row in rows if row["variant"] == variant]
         show(own[0] | {name: statistics.median(row[name] for row in own) for name in MEASURED})
 
