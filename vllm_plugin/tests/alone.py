@@ -76,6 +76,12 @@ def moved_scores(part: float) -> Iterator[None]:
 
 
 @torch.no_grad()
+def feed(model: Any, tokens: Sequence[int], cache: Any) -> int:
+    """The token that follows these."""
+    return int(model(input_ids=torch.tensor([list(tokens)]), past_key_values=cache).logits[0, -1].argmax())
+
+
+@torch.no_grad()
 def answer(
     model: Any,
     options: dict[str, Any],
@@ -97,14 +103,13 @@ def answer(
     if rounding is not None:
         rounding.apply(cache)
     for count in chunks:
-        ids = torch.tensor([tokens[start : start + count]])
-        logits = model(input_ids=ids, past_key_values=cache).logits[0, -1]
+        token = feed(model, tokens[start : start + count], cache)
         start += count
     for _ in range(new):
-        found.append(int(logits.argmax()))
+        found.append(token)
         if len(found) < new:
-            logits = model(input_ids=torch.tensor([[found[-1]]]), past_key_values=cache).logits[0, -1]
+            token = feed(model, found[-1:], cache)
     return found
 
 
-__all__ = ["Rounding", "answer", "cache_of", "moved_scores", "shown_queries"]
+__all__ = ["Rounding", "answer", "cache_of", "feed", "moved_scores", "shown_queries"]

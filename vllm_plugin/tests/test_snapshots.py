@@ -1,21 +1,26 @@
 """Conversations: what a request held when it ended is where the next turn begins."""
 
+import copy
 import itertools
 import random
 from typing import Any
 
 import pytest
 
-from alone import answer
+from alone import answer, cache_of, feed
 from draw_servers import Asked, is_right
 from engines import Server, drawn, served
 from tiny_models import tiny
 
 
 class Chats:
-    """Several conversations at once; each answer is compared with a cache alone that was fed the same cuts."""
+    """Several conversations at once; each answer is compared with a cache alone that was fed the same cuts.
 
-    def __init__(self, server: Server, count: int, turns: int, answer: int) -> None:
+    Args:
+        answer: least and most tokens of an answer.
+    """
+
+    def __init__(self, server: Server, count: int, turns: int, answer: tuple[int, int]) -> None:
         self._server, self._turns, self._answer, self._rng = server, turns, answer, random.Random(0)
         self._texts: list[list[int]] = [[] for _ in range(count)]
         self._turn = [0] * count
@@ -40,12 +45,13 @@ class Chats:
                     self._ask(chat)
 
     def _ask(self, chat: int) -> None:
-        user, name = drawn(self._rng, self._rng.randrange(90, 131)), f"c{chat}t{self._turn[chat]}"
+        user, name = drawn(self._rng, self._rng.randint(90, 130)), f"c{chat}t{self._turn[chat]}"
+        new = self._rng.randint(*self._answer)
         self._texts[chat] = self._texts[chat] + user
-        self.asked[name] = Asked([self._texts[chat]], self._answer)
+        self.asked[name] = Asked([self._texts[chat]], new)
         self._turn[chat] += 1
         self.new += len(user)
-        self._server.add(name, self._texts[chat], self._answer)
+        self._server.add(name, self._texts[chat], new)
 
     @property
     def begun(self) -> int:
@@ -57,23 +63,47 @@ class Chats:
         return sum(sum(chunks) for chunks in self._server.record.chunks.values())
 
     def check(self) -> None:
-        assert [name for name, one in self.asked.items() if not is_right(self._server, name, one)] == []
+        """Each conversation is read once: a turn goes on from a copy of what the turn before held."""
+        record, model = self._server.record, self._server.model
+        for chat in range(len(self._texts)):
+            held, known = None, [0]
+            for turn in range(self._turns):
+                one, request = self.asked[f"c{chat}t{turn}"], record.name(f"c{chat}t{turn}")
+                begun, text, given, right = record.begun[request], one.text, one.given, True
+                stop = sum(record.begun[record.name(f"c{chat}t{turn + 1}")]) if turn + 1 < self._turns else 0
+                cache, start = (
+                    (held, sum(begun)) if begun == known else (cache_of(model.config, self._server.options), 0)
+                )
+                at = 0
+                for count in record.cuts(request):
+                    at += count
+                    if at > start:
+                        token = feed(model, text[at - count : at], cache)
+                        right &= at < record.read[request] or given.get(at, token) == token
+                    if at == stop:
+                        held, known = copy.deepcopy(cache), record.cuts(request, stop)
+                assert right or is_right(self._server, f"c{chat}t{turn}", one), f"c{chat}t{turn}"
 
 
 @pytest.mark.parametrize(
     ("options", "engine", "new", "most"),
     [
-        ({"policy": "keydiff"}, {}, 40, 1.25),
-        ({"policy": "paged_eviction", "heads": "separate", "block_size": 4}, {}, 40, 1.25),
-        ({"policy": "keydiff", "allocator": "heads:[[1.0, 0.3], [2.0, 0.7]]"}, {}, 40, 1.3),
-        ({"policy": "key_norm"}, {"scheduler_cls": "hf_paged_eviction_vllm.scheduler.Scheduler"}, 8, 1.25),
-        ({"policy": "keydiff"}, {"kv_cache_memory_bytes": 3 << 20, "max_num_seqs": 4}, 40, 9.0),  # the pool reuses them
+        ({"policy": "keydiff"}, {}, (40, 40), 1.2),
+        ({"policy": "paged_eviction", "heads": "separate", "block_size": 4}, {}, (40, 40), 1.2),
+        ({"policy": "keydiff", "allocator": "heads:[[1.0, 0.3], [2.0, 0.7]]"}, {}, (40, 40), 1.3),
+        ({"policy": "key_norm"}, {"scheduler_cls": "hf_paged_eviction_vllm.scheduler.Scheduler"}, (5, 16), 1.2),
+        ({"policy": "keydiff"}, {"kv_cache_memory_bytes": 3 << 20}, (40, 40), 9.0),  # the pool reuses them
     ],
 )
-def test_turns_go_on_from_snapshots(options: dict[str, Any], engine: dict[str, Any], new: int, most: float) -> None:
+def test_turns_go_on_from_snapshots(
+    options: dict[str, Any], engine: dict[str, Any], new: tuple[int, int], most: float
+) -> None:
+    """Twelve conversations of ten turns."""
     folder, model = tiny("llama")
-    with served(folder, model, {"budget": 256} | options, max_model_len=2048, **engine) as server:
-        chats = Chats(server, 6, 6, new)
+    with served(
+        folder, model, {"budget": 256} | options, max_model_len=2048, **{"max_num_seqs": 12} | engine
+    ) as server:
+        chats = Chats(server, 12, 10, new)
         chats.run()
         server.check_blocks()
         assert chats.begun
@@ -168,7 +198,7 @@ def test_turns_with_preemption(allocator: str) -> None:
     folder, model = tiny("llama")
     options = {"budget": 128, "policy": "keydiff", "allocator": allocator, "heads": "separate"}
     with served(folder, model, options, max_num_batched_tokens=128) as server:
-        chats = Chats(server, 4, 4, 40)
+        chats = Chats(server, 4, 4, (40, 40))
         chats.run(preempt_every=15)
         server.check_blocks()
         assert chats.preempted > 4 and chats.begun
