@@ -112,7 +112,7 @@ class FewBits:
         """The function in C for these columns; None = it cannot read them, or is missing."""
         exact, part, codec = columns.beside, _PARTS[place], self.codecs[place]
         like, bounds = (exact.keys, exact.values)[place], columns.layout.bounds
-        parts = [columns[name] for name in (f"{part}_codes", f"{part}_levels", "positions")]
+        parts = [columns.tensors[name] for name in (f"{part}_codes", f"{part}_levels", "positions")]
         readable = type(codec) is Codec and codec.bits and codec.turned and like.dtype == torch.float32
         contiguous = all([part.is_contiguous() for part in (*parts, *(bounds or ()))])
         if not (readable and contiguous and like.is_cpu and fused.available(like.device)):
@@ -132,8 +132,8 @@ class FewBits:
     def reader(self, columns: Columns, like: Tensor, held: int | None, visible: Visible) -> Reader | None:
         """See `Coder.reader`; None for latents and for codes of another package, which attention on codes does not
         support, and where it would be slower."""
-        readable = all(type(codec) is Codec for codec in self.codecs) and not self.codecs[1].centred
-        few = prod(columns["key_codes"].shape[:-1]) < FEW
+        readable = {*map(type, self.codecs)} == {Codec} and not self.codecs[1].centred
+        few = prod(columns.tensors["key_codes"].shape[:-1]) < FEW
         if not readable or (few and not fuses() and not fused.available(like.device)):
             return None
         here = InCodes(self.codecs, copy(columns), columns.beside, held, visible())  # a copy that holds no reader

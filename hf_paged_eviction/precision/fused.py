@@ -165,7 +165,8 @@ def read(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> T
 def _arguments_of(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> tuple[Any, ...]:
     columns, bounds = held.columns, held.columns.layout.bounds or (None, None)
     parts = [columns.tensors[name].contiguous() for name in _COLUMNS]
-    sizes = held.slots, columns.shape[2]
+    room = columns.shape[2]
+    sizes = room if held.held is None else held.slots, room
     return _arguments(held.codecs, parts, held.exact, bounds, query, mask, logits, sizes)
 
 
