@@ -23,12 +23,12 @@ from hf_paged_eviction_eval.caches.policy_names import needs_queries
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.options.evaluate import EvalOptions
 from hf_paged_eviction_eval.options.settings import EMBEDDED, TaskSettings
+from hf_paged_eviction_eval.report.frame import long_frame
+from hf_paged_eviction_eval.report.means import CELL, Mean, cells_of
 from hf_paged_eviction_eval.running.evaluation import evaluate
 from hf_paged_eviction_eval.running.requests import Request
 from hf_paged_eviction_eval.store.checks import row_key
 from hf_paged_eviction_eval.store.results import Row, read_folder
-from hf_paged_eviction_eval.tables.frame import long_frame
-from hf_paged_eviction_eval.tables.means import CELL, Mean, cells_of
 from hf_paged_eviction_eval.tasks import TASK_GROUPS
 
 #: Policies around policies, and budgets shared out among layers and heads.

@@ -16,7 +16,7 @@ from typing import Any
 from common import RESULTS
 from pandas import DataFrame, MultiIndex, Series
 
-from hf_paged_eviction_eval.tables.means import wilson
+from hf_paged_eviction_eval.report.means import wilson
 
 KEPT = RESULTS / "real_models"
 Row = dict[str, Any]

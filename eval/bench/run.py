@@ -14,7 +14,6 @@ from ..models.environment import commit, hardware, model_facts, versions
 from ..options.bench import BenchOptions
 from ..progress import Progress, Watch
 from ..store.results import SUMMARY, ResultFolder, Row, settings_differences, write_json
-from ..tables.terminal import show
 from .decoding import Group, decode_keys
 from .rows import MEASURED, BenchKey, row_key
 from .settings import BenchSettings, read
@@ -30,7 +29,7 @@ def run_options(options: BenchOptions) -> bool:
     with progress(notes, "measurements", lambda _: "fewer --contexts, --budgets, --variants or --rounds") as watch:
         rows, differences = run_bench(settings, options.output, watch)
     for table in tables(rows):
-        show(Console(), table)
+        table.show(Console())
     for note in [*differences, *reasons(rows)]:
         say(notes, f"note: {note}")
     say(notes, f"written to {options.output}: rows, settings, {SUMMARY}")

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from hf_paged_eviction.naming.sizes import readable_bytes
 
 from ..grouping import grouped
+from ..report.table import Table, simple_table
 from ..store.results import Row
-from ..tables.table import Table, simple_table
 from .rows import MEASURED, BenchKey, ratio, row_key
 from .variants import FLOOR, FLOOR_COMPILED, FULL, FULL_COMPILED, PAGED, STATIC
 

@@ -13,7 +13,7 @@ TEXTS_ONLY = {*TextOptions.model_fields}
 
 
 def evaluate(options: EvalOptions) -> bool:
-    """Run every policy at every budget; print tables; write rows, settings, costs and plots.
+    """Run every policy at every budget; print tables of scores; write rows, settings and costs.
 
     Rows are written as soon as they are finished, so the same command continues a run that was stopped. Rows that the
     folder already has for the same settings, weights and prompts are not computed again; other rows are not touched.

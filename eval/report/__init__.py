@@ -1,5 +1,5 @@
 """`paged-eviction report`: tables, plots and a page in Markdown out of result folders; `paged-eviction score`."""
 
-from .report import run_report
+from .page import run_report
 
 __all__ = ["run_report"]

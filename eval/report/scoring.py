@@ -18,11 +18,10 @@ from ..errors import UserError
 from ..grouping import grouped
 from ..metrics import METRICS, first_line_of, score_sample
 from ..store.predictions import Group, Prediction, read_groups, runs
-from ..tables.longbench import BUCKETS, E_TASKS, V2_GROUPS, aggregates, official, parts, task_score
-from ..tables.means import Mean
-from ..tables.table import Table, simple_table
-from ..tables.terminal import show
+from .longbench import BUCKETS, E_TASKS, V2_GROUPS, aggregates, official, parts, task_score
+from .means import Mean
 from .runs import ends
+from .table import Table, simple_table
 
 
 @dataclass(frozen=True)
@@ -219,7 +218,7 @@ def run_score(
     if not scores:
         raise UserError(problems[0])
     console, averages = Console(), means(scores)
-    show(console, score_table(scores))
+    score_table(scores).show(console)
     for mean in averages:
         name = ", ".join(part for part in (mean.source, mean.policy, mean.budget, mean.name) if part)
         say(console, f"{name}: {mean.value:.2f}")

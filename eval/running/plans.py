@@ -49,7 +49,7 @@ class Plan:
         highest: of all token ids that the model reads.
         facts: what is written down of the run besides its settings.
         notes: what is told before anything is computed.
-        finish: writes the summary and the plots into the folder.
+        finish: writes the summary into the folder.
     """
 
     tokenizer: Any
@@ -123,35 +123,24 @@ def plan_texts(request: Request[TextSettings], team: Team) -> Plan:
         highest=max(map(max, texts.values())),
         facts={**text_facts(texts), "window": window},
         notes=long_texts(settings, length, window),
-        finish=lambda folder, rows: write_texts(folder, rows, length, window),
+        finish=write_texts,
     )
 
 
 def write_tasks(folder: Path, rows: Sequence[Row]) -> None:
-    """What rows over tasks come to: a summary and plots."""
-    from ..tables.frame import long_frame
-    from ..tables.means import cell_records, cells_of
-    from ..tables.plot import accuracy_by_task, accuracy_panels, mean_cells
-    from ..tables.plot_style import save
+    """What rows over tasks come to."""
+    from ..report.frame import long_frame
+    from ..report.means import cell_records, cells_of
 
-    frame = long_frame(rows)
-    cells = cells_of(frame)
-    write_json(folder / SUMMARY, cell_records(cells))
-    if len(cells):
-        save(accuracy_panels(mean_cells(frame)), folder / "accuracy.png")
-        save(accuracy_by_task(cells), folder / "accuracy_by_task.png")
+    write_json(folder / SUMMARY, cell_records(cells_of(long_frame(rows))))
 
 
-def write_texts(folder: Path, rows: Sequence[Row], length: int, window: int | None) -> None:
-    """What rows over texts come to: a summary and a plot."""
-    from ..tables.means import curve_records, curves
-    from ..tables.plot import perplexity_by_position
-    from ..tables.plot_style import save
+def write_texts(folder: Path, rows: Sequence[Row]) -> None:
+    """What rows over texts come to."""
+    from ..report.frame import text_frame
+    from ..report.means import curve_records, curves
 
-    table = curves(rows)
-    write_json(folder / SUMMARY, curve_records(table))
-    if len(table):
-        save(perplexity_by_position(table, length, window), folder / "perplexity.png")
+    write_json(folder / SUMMARY, curve_records(curves(text_frame(rows))))
 
 
 def long_texts(settings: TextSettings, length: int, window: int | None) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from .requests import Request
 from .variants import variants
 
 if TYPE_CHECKING:  # brings pandas, which a run does without until its end
-    from ..tables.table import Table
+    from ..report.table import Table
 
 
 def shorter(settings: Settings, total: int) -> str:
@@ -47,49 +47,47 @@ def run(request: Request[Any]) -> bool:
     if outcome is not None:
         if not of_texts:
             outcome.notes.extend(notes_of(outcome.rows))
-        complete = _show(notes, outcome, _text_tables if of_texts else _task_tables)
+        complete = _show(notes, outcome, (_text_tables if of_texts else _task_tables)(outcome, settings))
     leave()
     return complete
 
 
-def _task_tables(outcome: Outcome) -> Iterator[list[Table]]:
-    from ..tables.frame import long_frame
-    from ..tables.grids import accuracy_grids
+def _task_tables(outcome: Outcome, settings: TaskSettings) -> Iterator[Table]:
+    from ..report.frame import long_frame
+    from ..report.tables import score_tables
 
-    yield from accuracy_grids(long_frame(outcome.rows))
+    yield from score_tables(long_frame(outcome.rows, settings=settings.as_json()))
 
 
-def _text_tables(outcome: Outcome) -> Iterator[list[Table]]:
-    from ..tables.grids import perplexity_grid
-    from ..tables.means import curves
+def _text_tables(outcome: Outcome, settings: TextSettings) -> Iterator[Table]:
+    from ..report.frame import text_frame
+    from ..report.means import curves
+    from ..report.tables import text_table
 
-    table = curves(outcome.rows)
+    table = curves(text_frame(outcome.rows, settings=settings.as_json()))
     odd = [f"{one.policy} at {one.budget}" for one in table.itertuples() if not isfinite(one.perplexity.value)]
     if odd:
         outcome.notes.append(
             f"{', '.join(odd)}: some losses are no numbers or too large for a perplexity; look at the full cache, and "
             "at --dtype float32"
         )
-    if len(table):
-        yield [perplexity_grid(table)]
+    yield from text_table(table)
 
 
 def _note(notes: Console, text: str) -> None:
     say(notes, f"note: {text}")
 
 
-def _show(notes: Console, outcome: Outcome, tables: Callable[[Outcome], Iterator[list[Table]]]) -> bool:
-    from ..tables.terminal import show
-
-    for table, *parts in () if outcome.others else tables(outcome):
-        show(Console(), table, parts)
+def _show(notes: Console, outcome: Outcome, tables: Iterable[Table]) -> bool:
+    for table in () if outcome.others else tables:
+        table.show(Console())
     for note in outcome.notes:
         _note(notes, note)
     if outcome.others:
         say(notes, f"{outcome.others} rows are those of other shards; the last one to end shows the tables")
     else:
-        say(notes, f"written to {outcome.path}: rows, settings, run.yaml, summary.json and plots")
-        say(notes, f"tables and plots of everything: paged-eviction report {outcome.path}")
+        say(notes, f"written to {outcome.path}: rows, settings, run.yaml and summary.json")
+        say(notes, f"all tables and plots: paged-eviction report {outcome.path}")
     if outcome.missing:
         reasons = "".join(f"\n  {count} rows: {reason}" for reason, count in outcome.failures)
         say(notes, f"{outcome.missing} rows are missing:{reasons}\nthe same command tries them again")

@@ -5,8 +5,8 @@ import pytest
 from pandas import DataFrame
 
 from hf_paged_eviction_eval.data.longbench.tasks import PRESETS, TASKS
-from hf_paged_eviction_eval.tables.longbench import aggregates, bucket, official, parts, task_score
-from hf_paged_eviction_eval.tables.means import Mean
+from hf_paged_eviction_eval.report.longbench import aggregates, bucket, official, parts, task_score
+from hf_paged_eviction_eval.report.means import Mean
 
 MACRO_ALL, MACRO_EN, PLAIN_EN = (
     "LongBench, macro mean of the 6 categories, 21 tasks",

@@ -26,20 +26,16 @@ def command(model_folder: str, tmp_path: Path) -> list[str]:
     return f"{words} --length 200 --batch-size 2 --budgets 10%,full --block-size 8 --output {tmp_path}/out".split()
 
 
-@pytest.mark.usefixtures("drawn")
 def test_a_run_and_what_it_writes(command: list[str], tmp_path: Path) -> None:
     output = tmp_path / "out"
     result = run(*command, "--device", "cpu")
-    assert "paged_eviction" in result.output and "mean of 2 tasks" in result.output
+    assert "paged_eviction" in result.output and "mean of 2" in result.output
     rows = rows_of(output)
     assert len(rows) == 2 * 3 * (2 + 1)
     assert {row["budget_tokens"] for row in rows if row["policy"] != "full"} == {24}
     assert all(row["question_aware"] for row in rows)
     summary = json.loads((output / "summary.json").read_text("utf-8"))
     assert len(summary) == 2 * (2 + 1) and all(cell["samples"] == 3 for cell in summary)
-    for name in ("accuracy.png", "accuracy_by_task.png"):
-        content = (output / name).read_bytes()
-        assert content.startswith(b"\x89PNG") and len(content) > 10_000
     meta = meta_of(output)
     assert meta["settings"]["seed"] == 0 and meta["seconds"] > 0 and meta["complete"] and meta["failures"] == []
     assert set(meta["versions"]) >= {"torch", "transformers", "accelerate", "datasets", "python", "platform"}
@@ -100,7 +96,6 @@ def test_policies_that_see_queries_get_the_attention_that_shows_them(command: li
     assert meta["model"]["attn_implementation"] == "paged_eviction"
 
 
-@pytest.mark.usefixtures("drawn")
 def test_texts(model_folder: str, tmp_path: Path) -> None:
     source = tmp_path / "source.txt"
     source.write_text(Path(__file__).read_text("utf-8"), "utf-8")
@@ -109,8 +104,6 @@ def test_texts(model_folder: str, tmp_path: Path) -> None:
     assert "keydiff" in run(*command).output
     rows = rows_of(tmp_path / "out")
     assert {(row["policy"], row["budget_tokens"]) for row in rows} == {("keydiff", 64), ("full", None)}
-    content = (tmp_path / "out" / "perplexity.png").read_bytes()
-    assert content.startswith(b"\x89PNG") and len(content) > 10_000
     run("eval", "--config", str(tmp_path / "out" / "run.yaml"))
     assert rows_of(tmp_path / "out") == rows
     run(*command, "--positions", "cache")

@@ -1,19 +1,16 @@
 """Means come with their standard error, and none where two numbers or one say nothing of it."""
 
 from math import sqrt
-from pathlib import Path
 from statistics import stdev
 
 import pytest
 from pandas import DataFrame
 
-from hf_paged_eviction_eval.report.measures import agreement_table, course_table
-from hf_paged_eviction_eval.report.runs import Run
-from hf_paged_eviction_eval.report.scores import score_tables
-from hf_paged_eviction_eval.tables.grids import accuracy_grids, perplexity_grid
-from hf_paged_eviction_eval.tables.means import Mean, curves, means, wilson
-from hf_paged_eviction_eval.tables.table import Table
-from report_rows import make_row
+from hf_paged_eviction_eval.report.frame import long_frame, text_frame
+from hf_paged_eviction_eval.report.means import Mean, curves, means, wilson
+from hf_paged_eviction_eval.report.table import Table
+from hf_paged_eviction_eval.report.tables import measure_tables, score_tables, text_table
+from report_rows import cells, make_row
 
 SCORES = [1.0, 0.5, 0.0, 0.25]
 
@@ -33,8 +30,7 @@ def test_of_right_and_wrong_answers_an_interval_is_shown() -> None:
     frame = DataFrame({"value": [1.0] * 8, "all": 0})
     right = means(frame, ["all"], "value", 100)[0]
     assert right.interval == wilson(1.0, 8) and right.error == 0.0
-    (line,) = Table("", "", DataFrame({"score": [right]}), 1).lines
-    assert line.cells[0].text == "100.0 [68, 100]"
+    assert cells(Table("", "", DataFrame({"score": [right]}), 1)) == [["100.0 [68, 100]"]]
     partly = means(frame.assign(value=SCORES * 2), ["all"], "value", 100)[0]
     assert partly.interval is None and partly.error is not None
     assert means(frame[:2], ["all"], "value", 100)[0].interval is None
@@ -54,25 +50,18 @@ def test_groups_tell_together() -> None:
     assert error([0.0, 1.0], [0.0, 1.0]) == pytest.approx(sqrt(0.5) / 2)
 
 
-def a_run(count: int) -> Run:
+@pytest.mark.parametrize("count", [2, 3])
+def test_every_table_of_means(count: int) -> None:
     rows = []
     for at in range(count):
         for policy, budget in (("full", "full"), ("keydiff", "64")):
             more = {"agreement": {"identical": SCORES[at], "kl": 0.5 * at}, "ended": at % 2 == 0, "repeated": 0.1 * at}
             more |= {"new_tokens": 4 + at, "score": SCORES[at]}
             rows.append(make_row("passkey", (policy, budget), at) | more | {"length": 64})
-    return Run("", Path(), {}, (), tuple(rows), ())
-
-
-@pytest.mark.parametrize("count", [2, 3])
-def test_every_table_of_means(count: int) -> None:
-    run = a_run(count)
-    tables = [*score_tables([run]), agreement_table([run]), course_table([run])]
-    tables += next(iter(accuracy_grids(run.frame)))
-    for table in tables:
-        assert isinstance(table, Table)
-        cells = [cell.text for line in table.lines for cell in line.cells]
-        assert any("±" in cell for cell in (*cells, table.title)) == (count > 2), table.name
+    frame = long_frame(rows)
+    for table in (*score_tables(frame), *measure_tables(frame)):
+        shown = [text for line in cells(table) for text in line]
+        assert any("±" in text for text in shown) == (count > 2), table.name
 
 
 @pytest.mark.parametrize("texts", [2, 3])
@@ -90,11 +79,12 @@ def test_perplexity_over_texts(texts: int) -> None:
         }
         for at in range(texts)
     ]
-    (curve,) = curves(same)["perplexity"]
+    (curve,) = curves(text_frame(same))["perplexity"]
     assert curve.error == (pytest.approx(0.0) if texts > 2 else None)
-    by_metric = curves([row | {"loss": [3.0 + at]} for at, row in enumerate(same)])
+    by_metric = curves(text_frame([row | {"loss": [3.0 + at]} for at, row in enumerate(same)]))
     (curve,) = by_metric["perplexity"]
     losses = [(3.0 + at) / 2 for at in range(texts)]
     if texts > 2:
         assert curve.error == pytest.approx(curve.value * stdev(losses) / sqrt(texts))
-    assert ("±" in perplexity_grid(by_metric).lines[0].cells[0].text) == (texts > 2)
+    (table,) = text_table(by_metric)
+    assert ("±" in cells(table)[0][1]) == (texts > 2)

@@ -98,6 +98,6 @@ def test_a_run_from_the_command_line_and_its_report(tmp_path: Path) -> None:
     assert held["128KiB"] == 128 * 1024 < held["256KiB"] <= 256 * 1024
     assert {row["budget"]: row["budget_tokens"] for row in rows} == {"128KiB": 64, "256KiB": 128, "full": None}
     (loaded,) = load_runs([output])
-    assert [budget for _, budget in loaded.variants] == ["full", "128KiB", "256KiB"]
+    assert list(loaded.frame["budget"].unique()) == ["full", "128KiB", "256KiB"]
     again = task_settings(read(EvalOptions, {"config": output / "run.yaml"}))
     assert again.budgets == ("128KiB", "256KiB", "full")

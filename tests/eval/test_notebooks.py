@@ -108,7 +108,8 @@ def test_committed_outputs_are_fit_to_be_seen(path: Path) -> None:
     """Pictures, no errors and warnings, nothing about the machine."""
     notebook = read(path)
     outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
-    assert any("image/png" in output.get("data", {}) for output in outputs), "no picture"
+    pictures = {"image/png", "image/svg+xml"}
+    assert any(pictures & output.get("data", {}).keys() for output in outputs), "no picture"
     assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
     assert not [cell for cell in notebook.cells if "execution" in cell.metadata], "times of execution"
     for text in texts(notebook):

@@ -14,10 +14,11 @@ from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction_eval.errors import RowsFailed, UserError
 from hf_paged_eviction_eval.options.settings import TextSettings
 from hf_paged_eviction_eval.progress import LISTENER, Reading
+from hf_paged_eviction_eval.report.frame import text_frame
+from hf_paged_eviction_eval.report.means import curves
 from hf_paged_eviction_eval.running.perplexity import losses_of, make_text_jobs, run_texts, stream_logits, text_variants
 from hf_paged_eviction_eval.running.plans import long_texts
 from hf_paged_eviction_eval.running.variants import check_caches, variants
-from hf_paged_eviction_eval.tables.means import curves
 
 
 @torch.no_grad()
@@ -80,8 +81,8 @@ def test_a_text_does_not_depend_on_its_batch(model: Any, tokenizer: Any, tmp_pat
         other = by_key[row["text"], row["policy"], row["budget"]]
         assert row["count"] == other["count"] and sum(row["count"]) == row["tokens"] - 1
         assert row["loss"] == pytest.approx(other["loss"], abs=1e-4)
-    full = [curve for curve in curves(together).itertuples() if curve.policy == "full"]
-    small = [curve for curve in curves(together).itertuples() if curve.policy != "full"]
+    full = [curve for curve in curves(text_frame(together)).itertuples() if curve.policy == "full"]
+    small = [curve for curve in curves(text_frame(together)).itertuples() if curve.policy != "full"]
     assert len(full) == 1 and len(small) == 2
     assert all(curve.perplexity.value != full[0].perplexity.value and curve.tokens == 40 for curve in small)
 

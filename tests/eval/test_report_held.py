@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from hf_paged_eviction_eval.report.measures import agreement_table, text_table
-from hf_paged_eviction_eval.report.report import run_report
+from hf_paged_eviction_eval.report.means import curves
+from hf_paged_eviction_eval.report.page import run_report
 from hf_paged_eviction_eval.report.runs import load_runs
-from hf_paged_eviction_eval.report.scores import score_tables
-from hf_paged_eviction_eval.tables.table import Table
-from report_rows import FULL, make_row, write_run
+from hf_paged_eviction_eval.report.table import Table
+from hf_paged_eviction_eval.report.tables import measure_tables, score_tables, text_table
+from report_rows import FULL, cells, make_row, write_run
 
 VARIANTS = (FULL, ("p", "256"), ("p", "1024"), ("p", "4096"))
 NOTE = "* nothing was evicted: the budget holds all of it"
@@ -34,32 +34,27 @@ def answers(tasks: dict[str, int], counted: bool = False) -> list[dict[str, Any]
     ]
 
 
-def marks(table: Table | None) -> dict[str, set[str]]:
+def marks(tables: Iterable[Table], name: str) -> dict[str, set[str]]:
     """Names of columns by the budget of the marked row; a note tells what marks are, where there are some."""
-    assert table is not None
+    table = next(table for table in tables if table.name == name)
     marked_by_budget: dict[str, set[str]] = {}
-    for line in table.lines:
-        budget = line.names[table.names.index("budget")]
-        marked = {name for name, cell in zip(table.columns, line.cells, strict=True) if cell.text.endswith("*")}
+    for (budget, _), texts in zip(table.frame.index, cells(table), strict=True):
+        marked = {name for name, text in zip(table.frame, texts, strict=True) if text.endswith("*")}
         marked_by_budget |= {budget: marked_by_budget.get(budget, set()) | marked} if marked else {}
     assert (NOTE in table.caption) == bool(marked_by_budget)
     return marked_by_budget
 
 
-def one(tables: Iterable[Table], name: str) -> Table:
-    return next(table for table in tables if table.name == name)
-
-
 @pytest.mark.parametrize("counted", [False, True])
 def test_scores_of_tasks_are_marked_one_by_one(tmp_path: Path, counted: bool) -> None:
-    runs = load_runs([write_run(tmp_path, answers({"qasper": 900, "lcc": 3000}, counted))])
+    (run,) = load_runs([write_run(tmp_path, answers({"qasper": 900, "lcc": 3000}, counted))])
     every = {"qasper", "lcc", "mean of 2"}
-    assert marks(one(score_tables(runs), "longbench")) == {"1024": {"qasper"}, "4096": every}
+    assert marks(score_tables(run.frame), "longbench") == {"1024": {"qasper"}, "4096": every}
 
 
 def test_what_stands_for_all_tasks_is_marked_where_all_were_held(tmp_path: Path) -> None:
-    runs = load_runs([write_run(tmp_path, answers({"qasper": 900, "lcc": 3000}))])
-    assert marks(agreement_table(runs)) == {"4096": {"identical tokens (%)", "KL (nats)"}}
+    (run,) = load_runs([write_run(tmp_path, answers({"qasper": 900, "lcc": 3000}))])
+    assert marks(measure_tables(run.frame), "answers_own") == {"4096": {"identical (%)", "KL (nats)"}}
 
 
 def test_the_page_says_so(tmp_path: Path) -> None:
@@ -77,7 +72,7 @@ def test_texts(tmp_path: Path, tokens: int) -> None:
         common | {"policy": policy, "budget": budget, "budget_tokens": None if budget == "full" else int(budget)}
         for policy, budget in VARIANTS[:3]
     ]
-    runs = load_runs([write_run(tmp_path, rows)])
+    (run,) = load_runs([write_run(tmp_path, rows)])
     columns = {"perplexity", "against the full cache (%)"}
     held = {"1024": columns, **({"256": columns} if tokens == 100 else {})}
-    assert marks(text_table(runs)) == held
+    assert marks(text_table(curves(run.texts)), "perplexity") == held

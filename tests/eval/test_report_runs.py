@@ -8,8 +8,12 @@ import pytest
 
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.report import run_report
-from hf_paged_eviction_eval.report.runs import load_runs
+from hf_paged_eviction_eval.report.runs import Run, load_runs
 from report_rows import FULL, VARIANTS, make_row, make_rows, write_run
+
+
+def variants(run: Run) -> tuple[tuple[str, str], ...]:
+    return tuple(run.frame[["policy", "budget"]].drop_duplicates().itertuples(index=False, name=None))
 
 
 def test_order_is_that_of_the_settings(tmp_path: Path) -> None:
@@ -20,8 +24,8 @@ def test_order_is_that_of_the_settings(tmp_path: Path) -> None:
         "budgets": ["1024", "256"],
     }
     (run,) = load_runs([write_run(tmp_path, rows, **settings)])
-    assert run.tasks == ("qasper", "trec")
-    assert run.variants == (
+    assert list(run.frame["task"].unique()) == ["qasper", "trec"]
+    assert variants(run) == (
         FULL,
         ("streaming_llm", "1024"),
         ("paged_eviction", "1024"),
@@ -45,7 +49,7 @@ def test_a_folder_without_settings_is_read_with_a_note(tmp_path: Path) -> None:
     folder = write_run(tmp_path, make_rows(["qasper"]))
     (folder / "run.0.json").unlink()
     (run,) = load_runs([folder])
-    assert run.variants == VARIANTS and any("its settings are unknown" in note for note in run.notes)
+    assert variants(run) == VARIANTS and any("its settings are unknown" in note for note in run.notes)
 
 
 def test_no_folder_no_rows_no_report(tmp_path: Path) -> None:

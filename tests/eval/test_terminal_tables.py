@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from hf_paged_eviction_eval.tables.means import Mean
-from hf_paged_eviction_eval.tables.table import Table, simple_table
-from hf_paged_eviction_eval.tables.terminal import show
+from hf_paged_eviction_eval.report.means import Mean
+from hf_paged_eviction_eval.report.table import Table, simple_table
 
 NAMES = [
     "observed(weight=2)@heads(power=1.5) in 8 bits",
@@ -19,7 +18,7 @@ NAMES = [
 
 def shown(table: Table, width: int) -> list[str]:
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    show(console, table)
+    table.show(console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 

@@ -68,7 +68,7 @@ def _import_what_commands_need() -> None:
     legend.get_window_extent = lambda self, renderer=None: self.figure.bbox
     getattr(conversion_mapping, "get_checkpoint_conversion_mapping", str)("llama")
     available_policies(), available_allocators()
-    ours = "commands report.report running.evaluation running.terminal tables.grids tables.plot tables.terminal"
+    ours = "commands report.page report.tables report.plots running.evaluation running.terminal"
     for name in ours.split():
         importlib.import_module(f"hf_paged_eviction_eval.{name}")
     for name in library.FILLER:

@@ -6,8 +6,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from hf_paged_eviction_eval.tables.means import Mean
-from hf_paged_eviction_eval.tables.table import Table
+from hf_paged_eviction_eval.report.means import Mean
+from hf_paged_eviction_eval.report.table import Table
 
 FULL = ("full", "full")
 VARIANTS = (FULL, *((policy, budget) for budget in ("256", "1024") for policy in ("paged_eviction", "streaming_llm")))
@@ -106,12 +106,13 @@ def plain(value: Any) -> Any:
     return None if value != value else value
 
 
+def cells(table: Table) -> list[list[str]]:
+    """The cells of each line, as they are shown."""
+    return [list(map(str, line)) for line in table.texts.to_numpy()]
+
+
 def bold(table: Table | None) -> set[tuple[int, str]]:
     """Number of the line and column of each bold cell."""
     assert table is not None
-    return {
-        (at, name)
-        for at, line in enumerate(table.lines)
-        for name, cell in zip(table.columns, line.cells, strict=True)
-        if cell.bold
-    }
+    lines = enumerate(table.bold.to_numpy())
+    return {(at, name) for at, line in lines for name, best in zip(table.frame, line, strict=True) if best}

@@ -49,7 +49,8 @@ def parts(frame: DataFrame) -> DataFrame:
     """
     in_e, in_v2 = frame["task"].isin(E_TASKS), frame["task"] == V2
     v2 = frame[in_v2]
-    groups = [v2["metadata"].map(lambda facts, name=name: (facts or {}).get(name)) for name in ("difficulty", "length")]
+    facts = [facts if isinstance(facts, dict) else {} for facts in v2["metadata"]]
+    groups = [[fact.get(name) for fact in facts] for name in ("difficulty", "length")]
     bucketed = frame[in_e].assign(part=frame["record_length"][in_e].map(bucket, na_action="ignore"))
     every = [frame[~in_e & ~in_v2].assign(part=""), bucketed, *(v2.assign(part=part) for part in ("overall", *groups))]
     return concat(every).dropna(subset=["part"])
