@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError
 from ..hub import download
 from ..options.settings import TaskSettings
-from .records import Kind, Located, Record, checked, parse
+from .records import Located, Record, checked, parse
 from .sample import Sample
-from .sources import (
-    DatasetPlace,
-    Source,
-    dataset_rows,
-    local_source,
-    own_dataset,
-    read_source,
-    zip_source,
-)
+from .sources import DATASETS, Source, dataset_rows, local_source, read_source
 
 
 @dataclass(frozen=True)
@@ -53,12 +46,9 @@ class FileTask:
         files: looked for in `--data-dir`; the first that is there is read.
         hub: None where the authors publish a generator instead of records.
         without: what to do where there are no records.
-        columns: that a record must have.
-        optional: columns that it may have, and that are used.
+        columns: that a record has, see `records.checked`.
         prompt: the template of the prompt; results record its digest.
-        records: number of records in the official file, if known.
-        sha256: of the official file, if known.
-        says: what records may say in their column `dataset`.
+        official: compares records and their SHA-256 with the official file, see `note`.
         own: where the records of a task of the user are: a file, or `datasets:ID`.
         metric: that the user named for it.
     """
@@ -69,13 +59,10 @@ class FileTask:
     files: tuple[str, ...] = ()
     hub: Hub | None = None
     without: str = ""
-    columns: Mapping[str, Kind] = field(default_factory=dict)
-    optional: Mapping[str, Kind] = field(default_factory=dict)
+    columns: Any = dict[str, Any]
     prompt: str = ""
-    records: int | None = None
-    sha256: str | None = None
-    says: tuple[str, ...] = ()
-    own: Path | None = None
+    official: Callable[[list[Record], str], str | None] | None = None
+    own: str | None = None
     metric: str | None = None
 
     def samples(self, settings: TaskSettings) -> list[Sample]:
@@ -110,16 +97,13 @@ class FileTask:
 
     def digests(self, settings: TaskSettings) -> dict[str, str]:
         """SHA-256 of the records, and of the prompt."""
-        data = hashlib.sha256()
-        if self._dataset:
-            rows = json.dumps(
-                [row for _, row in self._located(settings)], sort_keys=True, ensure_ascii=False, default=str
-            )
-            data.update(rows.encode("utf-8", "surrogatepass"))
+        if self._is_dataset:
+            rows = json.dumps(dataset_rows(self.own or ""), sort_keys=True, ensure_ascii=False, default=str)
+            parts = [rows.encode("utf-8", "surrogatepass")]
         else:
-            for source in self._sources(settings):
-                data.update(source.content)
-        return {"data": data.hexdigest(), "prompt": hashlib.sha256(self.prompt.encode()).hexdigest()}
+            parts = list(map(read_source, self._sources(settings)))
+        prompt = hashlib.sha256(self.prompt.encode()).hexdigest()
+        return {"data": hashlib.sha256(b"".join(parts)).hexdigest(), "prompt": prompt}
 
     def note(self, settings: TaskSettings) -> str | None:
         """A sentence on how the records differ from the official ones; None if they do not, or if that cannot be
@@ -128,39 +112,26 @@ class FileTask:
         Raises:
             UserError: they say themselves that they are of another task.
         """
-        if self.records is None:
+        if self.official is None:
             return None
-        records = [record for _, record in self._checked(settings)]
-        datasets = sorted({str(record["dataset"]) for record in records if record.get("dataset")})
-        if wrong := [name for name in datasets if self.says and name not in self.says]:
-            raise UserError(
-                f"{self.name}: the records in {settings.data_dir} belong to the "
-                f"task {wrong[0]!r}; rename the file to that, or read it with --task-file"
-            )
-        not_official = f"not a score of LongBench's {self.name}"
-        if len(records) != self.records:
-            return f"{self.name}: {len(records)} records, the official file has {self.records}: {not_official}"
-        if self.sha256 and self.digests(settings)["data"] != self.sha256:
-            return f"{self.name}: as many records as the official file, and others: {not_official}"
-        return None
+        return self.official([record for _, record in self._checked(settings)], self.digests(settings)["data"])
 
     def _checked(self, settings: TaskSettings) -> Iterator[tuple[str, Record]]:
         for where, value in self._located(settings):
-            yield where, checked((where, value), self.name, self.columns, self.optional)
+            yield where, checked((where, value), self.name, self.columns)
 
     def _located(self, settings: TaskSettings) -> Iterable[Located]:
-        if self._dataset is None:
-            return (value for source in self._sources(settings) for value in parse(source))
-        return ((f"{self.own}, row {number}", row) for number, row in enumerate(dataset_rows(self._dataset), 1))
+        if self._is_dataset:
+            return ((f"{self.own}, row {number}", row) for number, row in enumerate(dataset_rows(self.own or ""), 1))
+        return (value for path in self._sources(settings) for value in parse(str(path), read_source(path)))
 
     @property
-    def _dataset(self) -> DatasetPlace | None:
-        """The dataset that the user named in place of a file."""
-        return own_dataset(self.own) if self.own else None
+    def _is_dataset(self) -> bool:
+        return self.own is not None and self.own.startswith(DATASETS)
 
     def _sources(self, settings: TaskSettings) -> list[Source]:
         if self.own:
-            return [read_source(self.own)]
+            return [Path(self.own)]
         if settings.data_dir is not None:
             return [local_source(settings.data_dir, self.files)]
         if self.hub is None:
@@ -170,4 +141,4 @@ class FileTask:
             paths = [download(self.hub.repositories, name, revision) for name in self.hub.files]
         except UserError as error:
             raise UserError(f"{self.name}: {error}\n{self.without}".rstrip()) from error
-        return [zip_source(path, self.files) if path.suffix == ".zip" else read_source(path) for path in paths]
+        return [local_source(str(path), self.files) if path.suffix == ".zip" else path for path in paths]

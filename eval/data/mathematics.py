@@ -9,15 +9,18 @@ the answer is compared with the right one by the library `math-verify`. Answers 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
+from typing_extensions import NotRequired
 
 from .file_task import FileTask, Hub
-from .records import IDENTITY, TEXT, Kind, Record
+from .records import IDENTITY, TEXT, Record, columns_of
 from .sample import Sample
 
 INSTRUCTION = "\n\nReason step by step, and put your final answer within \\boxed{}."
-_ANSWER = Kind("a text or a whole number", lambda value: IDENTITY.accepts(value) and str(value).strip() != "")
-_LEVEL = Kind("a text or a number", lambda value: TEXT.accepts(value) or type(value) in (int, float))
+_ANSWER = Annotated[TEXT, Field(pattern=r"\S")] | int
+_MORE = {"unique_id": NotRequired[IDENTITY], "subject": NotRequired[TEXT], "level": NotRequired[TEXT | float]}
 
 
 def _convert(task: str, column: str, record: Record, index: int, where: str) -> Sample:
@@ -37,8 +40,7 @@ def _convert(task: str, column: str, record: Record, index: int, where: str) -> 
 def _task(name: str, column: str, **more: Any) -> FileTask:
     return FileTask(
         name=name,
-        columns={column: TEXT, "answer": _ANSWER},
-        optional={"unique_id": IDENTITY, "subject": TEXT, "level": _LEVEL},
+        columns=columns_of(name, {column: TEXT, "answer": _ANSWER, **_MORE}),
         prompt=INSTRUCTION,
         convert=partial(_convert, name, column),
         **more,

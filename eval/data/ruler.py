@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from typing_extensions import NotRequired, TypedDict
+
 from .file_task import FileTask
 from .records import COUNT, TEXT, TEXTS, Record
 from .sample import Sample
@@ -28,6 +30,14 @@ _NAMES = (
     "niah_single_1 niah_single_2 niah_single_3 niah_multikey_1 niah_multikey_2 niah_multikey_3 niah_multivalue "
     "niah_multiquery vt cwe fwe qa_1 qa_2"
 ).split()
+
+
+class _Columns(TypedDict):
+    index: COUNT
+    input: TEXT
+    outputs: TEXTS
+    answer_prefix: NotRequired[TEXT]
+    length: NotRequired[COUNT]
 
 
 def _convert(name: str, record: Record, index: int, where: str) -> Sample:
@@ -55,8 +65,7 @@ TASKS = tuple(
         files=(f"{name}/validation.jsonl", f"{name}.jsonl"),
         without="make them with scripts/data/prepare.py of https://github.com/NVIDIA/RULER for the tokenizer of your "
         "model and a length, and give --data-dir the folder that holds TASK/validation.jsonl",
-        columns={"index": COUNT, "input": TEXT, "outputs": TEXTS},
-        optional={"answer_prefix": TEXT, "length": COUNT},
+        columns=_Columns,
         convert=partial(_convert, name),
     )
     for name in _NAMES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,64 +12,56 @@ from typing import Any, NamedTuple
 from ..errors import UserError, reason
 from ..hub import is_offline, require_network
 
-_ARCHIVE = "data.zip"
 #: Before the name of a dataset that is given in place of a file.
 DATASETS = "datasets:"
+#: A file, in a folder or in a zip.
+Source = Path | zipfile.Path
 
 
-@dataclass(frozen=True)
-class Source:
-    """The bytes of a file with records, and its name in messages."""
-
-    name: str
-    content: bytes
-
-
-def read_source(path: Path) -> Source:
-    """A file.
+def read_source(source: Source) -> bytes:
+    """The content of a file.
 
     Raises:
         UserError: it cannot be read.
     """
-    try:
-        return Source(str(path), path.read_bytes())
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    with _reading(source):
+        return source.read_bytes()
 
 
 def local_source(data_dir: str, filenames: Sequence[str]) -> Source:
-    """The first of these files in a folder, in the `data.zip` of that folder, or in a zip.
+    """The first of these files in a folder, or in the `data.zip` of that folder, or in a zip; there, or in `data/`.
 
     Raises:
         UserError: there is none, or it cannot be read.
     """
     root = Path(data_dir).expanduser()
-    if root.is_file():
-        return zip_source(root, filenames)
-    if not root.is_dir():
+    if not root.exists():
         raise UserError(f"--data-dir {data_dir}: no such folder or zip file")
-    for path in (folder / name for folder in (root, root / "data") for name in filenames):
-        if path.exists():
-            return read_source(path)
-    if (root / _ARCHIVE).exists():
-        return zip_source(root / _ARCHIVE, filenames)
+    archive = root / "data.zip" if root.is_dir() else root
+    folders: list[Source] = [root, root / "data"] if root.is_dir() else []
+    names = [path.name for path in root.iterdir()] if root.is_dir() else []
+    with _reading(archive):
+        for place in (folder / name for folder in folders for name in filenames):
+            if place.exists():
+                return place
+        if archive.exists():
+            inside = zipfile.Path(archive)
+            for member in (inside / f"{folder}{name}" for folder in ("", "data/") for name in filenames):
+                if member.exists():
+                    return member
+            names += [name for name in inside.root.namelist() if not name.endswith("/")]
+    held = ", ".join(sorted(names)[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     raise UserError(
-        f"--data-dir {data_dir}: no {' or '.join(filenames)} in that folder, and no {_ARCHIVE}; it holds "
-        f"{_some(path.name for path in root.iterdir())}"
+        f"{archive if archive.exists() else root}: no {' or '.join(filenames)} there; it holds {held or 'nothing'}"
     )
 
 
-def zip_source(path: Path, filenames: Sequence[str]) -> Source:
-    """The first of these files in a zip, at its root or, as in the official one, in its folder `data`."""
+@contextmanager
+def _reading(source: Source) -> Iterator[None]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.namelist()
-            for name in (prefix + name for prefix in ("data/", "") for name in filenames):
-                if name in members:
-                    return Source(f"{path}:{name}", archive.read(name))
-    except Exception as error:  # a damaged file makes the reader raise any of a dozen classes
-        raise UserError(f"{path} is not a whole zip file, get it again: {error}") from error
-    raise UserError(f"{path}: no {' or '.join(filenames)} in that zip file; it holds {_some(members)}")
+        yield
+    except Exception as error:  # a damaged zip makes its reader raise any of a dozen classes
+        raise UserError(f"cannot read {source} ({error}); if it is damaged, get it again") from error
 
 
 class DatasetPlace(NamedTuple):
@@ -86,27 +78,21 @@ def place_of_dataset(spec: str, revision: str | None = None) -> DatasetPlace:
     """What `ID`, `ID:CONFIG` or `ID:CONFIG:SPLIT` (`ID::SPLIT` where there is one configuration only) names.
 
     Args:
-        spec: the id is a name on the Hub, perhaps with @REVISION, or a folder.
+        spec: perhaps after `datasets:`; the id is a name on the Hub, perhaps with @REVISION, or a folder.
         revision: of an option of its own.
 
     Raises:
         UserError: it is written otherwise, or there are two revisions.
     """
-    name, *rest = (word.strip() for word in spec.split(":"))
-    here = bool(name) and Path(name).exists()
+    path, *rest = (word.strip() for word in spec.removeprefix(DATASETS).split(":"))
+    here = bool(path) and Path(path).exists()
+    name, _, own = (path, "", "") if here else path.partition("@")
     if not name or len(rest) > 2 or ("," in name and not here):
         raise UserError(f"dataset {spec!r}: write ID, ID:CONFIG or ID:CONFIG:SPLIT")
-    name, _, own = (name, "", "") if here else name.partition("@")
     if own and revision and own != revision:
         raise UserError(f"dataset {spec!r}: it names the revision {own}, and --dataset-revision {revision}: give one")
     config, split = [*(word or None for word in rest), None, None][:2]
     return DatasetPlace(name, config, split, own or revision)
-
-
-def own_dataset(path: Path) -> DatasetPlace | None:
-    """The dataset that is given in place of a file, `datasets:ID`; None for a file."""
-    text = str(path)
-    return place_of_dataset(text.removeprefix(DATASETS)) if text.startswith(DATASETS) else None
 
 
 def dataset_split(place: DatasetPlace, usual: Sequence[str], stream: bool = False) -> tuple[Iterable[Any], str]:
@@ -136,20 +122,13 @@ def dataset_split(place: DatasetPlace, usual: Sequence[str], stream: bool = Fals
     except Exception as error:  # whatever its reader for this kind of file raises
         # The second sentence names the configurations that there are.
         raise UserError(f"cannot load the dataset {what} (--dataset): {reason(error, sentences=2)}") from error
-    if split is None:
-        split = next((name for name in usual if name in splits), next(iter(splits)) if len(splits) == 1 else usual[0])
+    split = split or next((name for name in (list(splits) if len(splits) == 1 else usual) if name in splits), usual[0])
     if split not in splits:
         raise UserError(f"the dataset {what} has no split {split!r}, it has {', '.join(splits)} (--dataset)")
     return splits[split], split
 
 
 @lru_cache(maxsize=4)
-def dataset_rows(place: DatasetPlace) -> list[dict[str, Any]]:
-    """All rows of a dataset that the user named, see `dataset_split`."""
-    return [dict(row) for row in dataset_split(place, ["test"])[0]]
-
-
-def _some(names: Iterator[str] | list[str]) -> str:
-    """A few of these names, in order."""
-    shown = sorted(names)
-    return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "") if shown else "nothing"
+def dataset_rows(spec: str) -> list[dict[str, Any]]:
+    """All rows of a dataset that the user named, see `place_of_dataset`."""
+    return [dict(row) for row in dataset_split(place_of_dataset(spec), ["test"])[0]]

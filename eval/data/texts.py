@@ -8,16 +8,21 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from ..errors import UserError
 from ..options.files import read_text
-from .records import json_lines
-from .sources import dataset_split, place_of_dataset
+from .records import TEXT, checked, parse, shown
+from .sources import dataset_split, place_of_dataset, read_source
 
 #: Fields of a JSON-lines record or columns of a dataset that hold its text, the first one found counts.
 FIELDS = ("context", "text")
 #: Where the texts are when a dataset has several splits and none was named.
 SPLITS = ("test", "validation", "train")
-_EITHER = " or ".join(map(repr, FIELDS))
+
+
+class _Record(TypedDict):
+    text: TEXT
 
 
 @dataclass(frozen=True)
@@ -48,25 +53,16 @@ def _read_file(path: Path) -> Iterator[Text]:
     if path.suffix != ".jsonl":
         yield Text(str(path), read_text("--text", path))
         return
-    try:
-        with path.open("rb") as file:
-            for where, record in json_lines(str(path), file):
-                yield Text(f"{path}:{where.rpartition(' ')[2]}", _text_of(record, where, "field"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    for where, record in parse(str(path), read_source(path)):
+        yield Text(f"{path}:{where.rpartition(' ')[2]}", _text_of(where, record))
 
 
-def _text_of(record: Any, name: str, part: str) -> str:
-    """The text of a record of which messages speak as `name`, and of its `part`s."""
-    if not isinstance(record, dict):
-        raise UserError(f"{name}: {type(record).__name__} instead of an object with a {part} {_EITHER}")
-    texts = [record[field] for field in FIELDS if isinstance(record.get(field), str)]
+def _text_of(where: str, record: Any) -> str:
+    fields = checked((where, record), "texts", dict[str, Any])
+    texts = [fields[name] for name in FIELDS if isinstance(fields.get(name), str)]
     if not texts:
-        has = ", ".join(f"{key!r} ({type(value).__name__})" for key, value in list(record.items())[:8]) or "nothing"
-        raise UserError(f"{name}: no {part} {_EITHER} with a text; it has {has}")
-    if any("\ud800" <= char <= "\udfff" for char in texts[0]):
-        raise UserError(f"{name}: half of a surrogate pair is no text, write the whole character")
-    return str(texts[0])
+        raise UserError(f"{where}: no text in 'context' or 'text': {shown(fields)}")
+    return str(checked((where, {"text": texts[0]}), "texts", _Record)["text"])
 
 
 def read_dataset(spec: str, revision: str | None = None) -> Iterator[Text]:
@@ -84,9 +80,8 @@ def read_dataset(spec: str, revision: str | None = None) -> Iterator[Text]:
     rows, split = dataset_split(place, SPLITS, stream=True)
     number = 0
     try:
-        for row in rows:
-            number += 1
-            yield Text(f"{place.name}:{split}:{number}", _text_of(row, f"--dataset {spec}, row {number}", "column"))
+        for number, row in enumerate(rows, 1):
+            yield Text(f"{place.name}:{split}:{number}", _text_of(f"--dataset {spec}, row {number}", row))
     except UserError:
         raise
     except Exception as error:  # whatever its reader for this kind of file raises

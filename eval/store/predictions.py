@@ -6,11 +6,14 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, InstanceOf
+from typing_extensions import NotRequired, TypedDict
 
 from ..data.longbench import v2
 from ..data.longbench.tasks import TASKS, LongBenchTask
-from ..data.records import COUNT, COUNT_OR_NULL, OBJECT, TEXT, Kind, Located, Record, checked, json_lines
+from ..data.records import COUNT, TEXT, Located, Record, checked, json_lines
 from ..data.sources import read_source
 from ..errors import UserError
 from ..metrics.thinking import without_thinking
@@ -65,25 +68,44 @@ class Group:
     left_out: int = 0
 
 
-#: What the lines of each kind of file have to hold.
-_STRING = Kind("a text", lambda value: isinstance(value, str))
-_STRING_OR_NULL = Kind("a text, or null", lambda value: value is None or isinstance(value, str))
-_STRINGS = Kind(
-    "a list of texts, at least one",
-    lambda value: isinstance(value, list) and bool(value) and all(isinstance(entry, str) for entry in value),
-)
-_CLASSES = Kind("a list of texts, or null", lambda value: not value or _STRINGS.accepts(value))
-_SCORE = Kind(
-    "a number from 0 to 1, or null", lambda value: value is None or (type(value) in (int, float) and 0 <= value <= 1)
-)
-_JUDGED = Kind("true or false", lambda value: isinstance(value, int))
-_PRED = {"pred": _STRING, "answers": _STRINGS}
-_PRED_MORE = {"all_classes": _CLASSES, "length": COUNT_OR_NULL}
-_OWN = {"task": TEXT, "length": COUNT_OR_NULL, "policy": TEXT, "budget": TEXT, "id": _STRING, "prediction": _STRING}
-_OWN |= {"answers": _STRINGS, "metric": _STRING_OR_NULL, "metadata": OBJECT}
-_OWN_MORE = {"all_classes": _CLASSES, "record_length": COUNT_OR_NULL, "score": _SCORE, "thinking": _STRING_OR_NULL}
-_V2 = {"_id": _STRING, "answer": _STRING, "judge": _JUDGED, "difficulty": _STRING, "length": _STRING}
-_V2_MORE = {"response": _STRING_OR_NULL, "pred": _STRING_OR_NULL}
+#: What the lines of each kind of file have to hold. An answer may end in half a character, so any `str` is text here.
+_STRING = InstanceOf[str]
+_STRINGS = Annotated[list[_STRING], Field(min_length=1)]
+_CLASSES = list[_STRING] | None
+_SCORE = Annotated[float, Field(ge=0, le=1)] | None
+
+
+class _OfPred(TypedDict):
+    pred: _STRING
+    answers: _STRINGS
+    all_classes: NotRequired[_CLASSES]
+    length: NotRequired[COUNT | None]
+
+
+class _Own(TypedDict):
+    task: TEXT
+    length: COUNT | None
+    policy: TEXT
+    budget: TEXT
+    id: _STRING
+    prediction: _STRING
+    answers: _STRINGS
+    metric: _STRING | None
+    metadata: dict[str, Any]
+    all_classes: NotRequired[_CLASSES]
+    record_length: NotRequired[COUNT | None]
+    score: NotRequired[_SCORE]
+    thinking: NotRequired[_STRING | None]
+
+
+class _V2(TypedDict):
+    _id: _STRING
+    answer: _STRING
+    judge: bool | int
+    difficulty: _STRING
+    length: _STRING
+    response: NotRequired[_STRING | None]
+    pred: NotRequired[_STRING | None]
 
 
 def read_groups(files: Sequence[Path], longbench_e: bool, keep_first_run: bool = False) -> list[Group]:
@@ -98,7 +120,9 @@ def read_groups(files: Sequence[Path], longbench_e: bool, keep_first_run: bool =
     Raises:
         UserError: nothing is there, a line is damaged or repeated, or a task is unknown.
     """
-    lines = [(where, checked((where, row), "predictions", {}, {})) for file in files for where, row in _read(file)]
+    lines = [
+        (where, checked((where, row), "predictions", dict[str, Any])) for file in files for where, row in _read(file)
+    ]
     if not lines:
         raise UserError(f"{files[0]} holds no predictions: the file is empty")
     first, row = lines[0]
@@ -117,7 +141,7 @@ def read_groups(files: Sequence[Path], longbench_e: bool, keep_first_run: bool =
 
 
 def _read(path: Path) -> Iterator[Located]:
-    content = read_source(path).content
+    content = read_source(path)
     whole, _, last = content.rpartition(b"\n")
     if path.match(ROWS) and last.startswith(b"{") and not last.endswith(b"}"):  # of a process that died
         content = whole
@@ -171,7 +195,7 @@ def _official(path: Path, lines: Lines, longbench_e: bool, keep_first_run: bool)
 
 
 def _unscored(line: Located, task: LongBenchTask) -> Prediction:
-    row = checked(line, "pred.py", _PRED | ({"length": COUNT} if task.is_e else {}), _PRED_MORE)
+    row = checked(line, "pred.py", _OfPred)
     return Prediction(line[0], row["pred"], tuple(row["answers"]), task.metric, _classes(row), row.get("length"))
 
 
@@ -184,7 +208,7 @@ def _official_v2(path: Path, lines: Lines) -> Group:
     seen: dict[str, str] = {}
     predictions = []
     for place, row in lines:
-        checked((place, row), "LongBench v2", _V2, _V2_MORE)
+        checked((place, row), "LongBench v2", _V2)
         if (first := seen.setdefault(row["_id"], place)) != place:
             raise UserError(f"{place} repeats the question of {first}; delete one of them")
         kinds = {name: row[name] for name in ("difficulty", "length")}
@@ -244,7 +268,7 @@ def _refuse_second_run(path: Path, lines: Lines, task: LongBenchTask) -> int:
 def _own(source: Path, lines: Lines, longbench_e: bool) -> Iterator[Group]:
     groups: dict[tuple[str, int | None, str, str], list[Prediction]] = {}
     for place, row in lines:
-        checked((place, row), "this package", _OWN, _OWN_MORE)
+        checked((place, row), "this package", _Own)
         group = (row["task"], row["length"], row["policy"], row["budget"])
         groups.setdefault(group, []).append(_own_prediction(place, row))
     for (task, length, policy, budget), predictions in groups.items():

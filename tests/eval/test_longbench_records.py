@@ -79,10 +79,10 @@ def test_v2_is_read_from_lines_and_from_a_list(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("task", "change", "reason"),
     [
-        ("qasper", {"answers": []}, "'answers' is [], it must be a list of texts, at least one"),
+        ("qasper", {"answers": []}, "'answers' is []: List should have at least 1 item"),
         ("qasper", {"answers": [1]}, "'answers' is [1]"),
-        ("qasper", {"context": None}, "'context' is null, it must be a text"),
-        ("qasper", {"length": "3100"}, "'length' is \"3100\", it must be a whole number"),
+        ("qasper", {"context": None}, "'context' is null: Input should be a valid string"),
+        ("qasper", {"length": "3100"}, "'length' is \"3100\": Input should be a valid integer"),
         ("qasper", {"length": True}, "'length'"),
         ("qasper", {"length": -1}, "'length'"),
         ("qasper", {"all_classes": "a"}, "'all_classes'"),
@@ -114,9 +114,9 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     write_longbench(tmp_path, ["hotpotqa"])
     assert "no qasper.jsonl" in message(tmp_path) and "hotpotqa.jsonl" in message(tmp_path)
     write_longbench_zip(tmp_path / "data.zip", ["musique"])
-    assert f"{tmp_path / 'data.zip'}: no qasper.jsonl in that zip file; it holds data/musique.jsonl" in message(
-        tmp_path
-    )
+    text = message(tmp_path)
+    assert "no qasper.jsonl there; it holds data.zip, data/musique.jsonl, hotpotqa.jsonl" in text
+    assert "it holds data/musique.jsonl" in message(tmp_path / "data.zip")
 
 
 def test_damaged_archives(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_damaged_archives(tmp_path: Path) -> None:
     whole, expected = path.read_bytes(), load_samples("qasper", settings(tmp_path))
     for share in (0.0, 0.3, 0.97):
         path.write_bytes(whole[: int(len(whole) * share)])
-        assert f"{path} is not a whole zip file" in message(tmp_path)
+        assert f"cannot read {path}" in message(tmp_path)
     rng, refused = random.Random(0), 0
     for _ in range(40):
         damaged = bytearray(whole)
@@ -144,8 +144,8 @@ def test_damaged_archives(tmp_path: Path) -> None:
     ("content", "reason"),
     [
         *((content, "") for content in ("{}", "7", "[", "[7]", "[[]]", '[{"_id": "a"}]')),
-        ({"answer": "E"}, "record 2: 'answer' is \"E\", it must be one of A, B, C, D"),
-        ({"difficulty": "medium"}, "it must be one of easy, hard"),
+        ({"answer": "E"}, "record 2: 'answer' is \"E\": Input should be 'A', 'B', 'C' or 'D'"),
+        ({"difficulty": "medium"}, "Input should be 'easy' or 'hard'"),
         ({"length": 4000}, "'length' is 4000"),
         ({"choice_C": None}, "'choice_C' is null"),
     ],

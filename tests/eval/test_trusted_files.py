@@ -19,7 +19,7 @@ from asking import asked
 from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.learned.calibration import load_calibration
-from hf_paged_eviction_eval.data.sources import DatasetPlace, dataset_rows
+from hf_paged_eviction_eval.data.sources import dataset_rows
 from hf_paged_eviction_eval.errors import UserError
 from hf_paged_eviction_eval.metrics import chinese
 from hf_paged_eviction_eval.models import loading as models
@@ -182,7 +182,7 @@ def test_a_loading_script_is_not_run(tmp_path: Path, mark: Path) -> None:
     folder.mkdir()
     (folder / "script.py").write_text(f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n")
     with pytest.raises(UserError, match=r"load.*dataset"):
-        dataset_rows(DatasetPlace(str(folder), None, "test", None))
+        dataset_rows(f"datasets:{folder}::test")
     assert not mark.exists()
 
 

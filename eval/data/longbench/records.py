@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Annotated, Any
+
+from pydantic import Field
+from typing_extensions import NotRequired
 
 from ..file_task import FileTask, Hub
-from ..records import COUNT, TEXT, TEXTS, TEXTS_OR_NULL, Kind, Record, texts_like
+from ..records import COUNT, TEXT, TEXTS, Record, columns_of
 from ..sample import Sample
+from .official import differences
 from .tasks import TASKS, LongBenchTask
 
-_COLUMNS: dict[str, Kind] = {
+_COLUMNS = {
     "_id": TEXT,
     "input": TEXT,
     "context": TEXT,
     "answers": TEXTS,
     "length": COUNT,
-    "all_classes": TEXTS_OR_NULL,
+    "all_classes": TEXTS | None,
+    "dataset": NotRequired[TEXT],
+    "language": NotRequired[TEXT],
 }
 #: Where a metric can do less than that.
-_NARROWER: dict[str, dict[str, Kind]] = {
+_NARROWER: dict[str, dict[str, Any]] = {
     "classification": {"all_classes": TEXTS},
-    "retrieval": {"answers": texts_like("Paragraph 7", r"Paragraph \d")},
-    "retrieval_zh": {"answers": texts_like("段落7", r"段落\d")},
+    "retrieval": {"answers": list[Annotated[TEXT, Field(pattern=r"Paragraph \d")]]},
+    "retrieval_zh": {"answers": list[Annotated[TEXT, Field(pattern=r"段落\d")]]},
 }
 #: Of the official files that were at hand.
 _SHA256 = {
@@ -58,12 +65,9 @@ FILE_TASKS = tuple(
         description=task.description,
         files=(f"{name}.jsonl",),
         hub=_HUB,
-        columns=_COLUMNS | _NARROWER.get(task.metric, {}),
-        optional={"dataset": TEXT, "language": TEXT},
+        columns=columns_of(name, _COLUMNS | _NARROWER.get(task.metric, {})),
         prompt=task.prompt,
-        records=task.samples,
-        sha256=_SHA256.get(name),
-        says=(name, task.base),
+        official=partial(differences, name, task.samples, _SHA256.get(name), (name, task.base)),
         convert=partial(to_sample, task),
     )
     for name, task in TASKS.items()

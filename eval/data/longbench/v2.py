@@ -9,9 +9,13 @@ chat.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Literal
+
 from ..file_task import FileTask, Hub
-from ..records import TEXT, Record, one_of
+from ..records import TEXT, Record, columns_of
 from ..sample import Sample
+from .official import differences
 
 NAME = "longbench_v2"
 
@@ -58,15 +62,16 @@ TASK = FileTask(
     description="LongBench v2: 503 questions with four choices over long texts.",
     files=("longbench_v2.jsonl", "longbench_v2.json", "data.json"),
     hub=Hub(("zai-org/LongBench-v2", "THUDM/LongBench-v2"), ("data.json",), "2b48e494f2c7a2f0af81aae178e05c7e1dde0fe9"),
-    columns={
-        **dict.fromkeys(
-            ("_id", "domain", "sub_domain", "question", "choice_A", "choice_B", "choice_C", "choice_D", "context"), TEXT
-        ),
-        "difficulty": one_of("easy", "hard"),
-        "length": one_of("short", "medium", "long"),
-        "answer": one_of("A", "B", "C", "D"),
-    },
+    columns=columns_of(
+        NAME,
+        {
+            **dict.fromkeys("_id domain sub_domain question choice_A choice_B choice_C choice_D context".split(), TEXT),
+            "difficulty": Literal["easy", "hard"],
+            "length": Literal["short", "medium", "long"],
+            "answer": Literal["A", "B", "C", "D"],
+        },
+    ),
     prompt=PROMPT,
-    records=503,
+    official=partial(differences, NAME, 503, None, ()),
     convert=to_sample,
 )
