@@ -122,6 +122,13 @@ def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
         samples(read_task(path, NONE), None)
 
 
+@pytest.mark.parametrize("name", ["mine.jsonl", "mine.json", "mine.csv", "mine.parquet"])
+def test_texts_that_look_like_something_else_stay_texts(tmp_path: Path, name: str) -> None:
+    records = [RECORDS[0] | {"answer": answer} for answer in ("007", "2024-05-01", "NA", "1e3")]
+    read = samples(read_task(write(tmp_path / name, records), NONE))
+    assert [sample.answers for sample in read] == [("007",), ("2024-05-01",), ("NA",), ("1e3",)]
+
+
 def test_a_field_may_be_called_self(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", [{**RECORDS[0], "self": "x"}])
     (sample,) = samples(read_task(path, TaskFileOptions(template="{{ answer }}: {{ question }}")), None)
