@@ -43,8 +43,8 @@ class BlockFill:
         states = vars(columns.beside) if store.rounds else columns.tensors
         keys, values = states["keys"], states["values"]
         rows, heads, _ = columns.layout.shape(columns.tensors)
-        self._shapes = torch.Size((rows, heads, 1, keys.shape[-1])), torch.Size((rows, heads, 1, values.shape[-1]))
-        self._kind = keys.dtype, keys.device
+        shapes = torch.Size((rows, heads, 1, keys.shape[-1])), torch.Size((rows, heads, 1, values.shape[-1]))
+        self._kind = *shapes, keys.dtype, keys.dtype, keys.device, keys.device
         self._read = "rerotated" if store.turns else "keys"
         self._alias = own_mask and lengths is None  # attention attaches a mask to keys, which must not stay there
         self._coder, self._carries, self._grows = store.coder, False, not table.full
@@ -79,8 +79,8 @@ class BlockFill:
         """Write a token, `[B, H, 1, dim]`, and count it in the table, the present one of the layer.
 
         Returns:
-            What attention reads, see `as_it_lies`, or in few bits the token alone; None if the token differs in kind
-            from those held, or if something has to be decided.
+            What attention reads if `as_it_lies`, else anything; None if the token differs in kind from those held, or
+            if something has to be decided.
         """
         columns, counters = self._columns, self._table.counters
         seen = counters.seen
@@ -91,9 +91,7 @@ class BlockFill:
             or table.choice is not self._choice
             or table.phase is not self._phase
             or columns.layout is not self._layout
-            or (keys.shape, values.shape) != self._shapes
-            or (keys.dtype, keys.device) != self._kind
-            or (values.dtype, values.device) != self._kind
+            or (keys.shape, values.shape, keys.dtype, values.dtype, keys.device, values.device) != self._kind
             or keys.requires_grad
             or values.requires_grad
             or seen < self._padding.all_real_from
@@ -123,8 +121,6 @@ class BlockFill:
             carrier = keys[:, :, :0]
             carrier.reader = columns.reader  # type: ignore[attr-defined]
             return carrier, values
-        if self._rounds:
-            return keys, values
         read, held = tensors[self._read], tensors["values"]
         if self._grows or self._alias:
             return read[:, :, : counters.held], held[:, :, : counters.held]
