@@ -41,8 +41,7 @@ class FileTask:
     Attributes:
         name: what `--tasks`, rows and tables call it.
         description: a line for the list of tasks.
-        convert: makes the sample from a record, its number from 0, and its place. Raises ValueError if the record is
-            not of this task.
+        convert: makes the sample from a record, its number from 0, and its place.
         files: looked for in `--data-dir`; the first that is there is read.
         hub: None where the authors publish a generator instead of records.
         without: what to do where there are no records.
@@ -75,10 +74,7 @@ class FileTask:
         samples: list[Sample] = []
         first: dict[str, str] = {}
         for index, (where, record) in enumerate(islice(self._checked(settings), settings.limit)):
-            try:
-                sample = self.convert(record, index, where)
-            except ValueError as error:
-                raise UserError(f"{where}: {error}, so this is not {self.name}") from error
+            sample = self.convert(record, index, where)
             if sample.id in first:
                 raise UserError(f"{where}: the same id {sample.id!r} as in {first[sample.id]}; remove one of the two")
             first[sample.id] = where
@@ -117,13 +113,12 @@ class FileTask:
         return self.official([record for _, record in self._checked(settings)], self.digests(settings)["data"])
 
     def _checked(self, settings: TaskSettings) -> Iterator[tuple[str, Record]]:
-        for where, value in self._located(settings):
-            yield where, checked((where, value), self.name, self.columns)
-
-    def _located(self, settings: TaskSettings) -> Iterable[Located]:
         if self._is_dataset:
-            return ((f"{self.own}, row {number}", row) for number, row in enumerate(dataset_rows(self.own or ""), 1))
-        return (value for path in self._sources(settings) for value in parse(str(path), read_source(path)))
+            rows = enumerate(dataset_rows(self.own or ""), 1)
+            values: Iterable[Located] = ((f"{self.own}, row {number}", row) for number, row in rows)
+        else:
+            values = (value for path in self._sources(settings) for value in parse(str(path), read_source(path)))
+        return ((where, checked((where, value), self.name, self.columns)) for where, value in values)
 
     @property
     def _is_dataset(self) -> bool:

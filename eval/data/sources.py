@@ -50,10 +50,9 @@ def local_source(data_dir: str, filenames: Sequence[str]) -> Source:
                 if member.exists():
                     return member
             names += [name for name in inside.root.namelist() if not name.endswith("/")]
-    held = ", ".join(sorted(names)[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    raise UserError(
-        f"{archive if archive.exists() else root}: no {' or '.join(filenames)} there; it holds {held or 'nothing'}"
-    )
+    held = ", ".join(sorted(names)[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "") or "nothing"
+    where = archive if archive.exists() else root
+    raise UserError(f"{where}: no {' or '.join(filenames)} there; it holds {held}")
 
 
 @contextmanager

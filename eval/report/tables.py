@@ -19,7 +19,6 @@ V1_TASKS = [name for name, task in TASKS.items() if not task.is_e]
 _LINE = list(LINE)
 #: Columns of tables, and their digits.
 DIGITS = {
-    "budget in tokens": 0,
     "tokens": 1,
     "ended (%)": 1,
     "repeated (%)": 1,
@@ -66,8 +65,10 @@ def _scores(name: str, title: str, here: DataFrame, column: str = "task", digits
     cells = cells.rename(columns=lambda task: task.removesuffix("_e") if task in E_TASKS else task)
     counts = here.groupby([*LINE, column]).size()
     title = f"{title}: score in %, n {' to '.join(map(str, sorted({counts.min(), counts.max()})))}"
-    note = too_hard(here) if of_tasks else ""
-    yield from _table(name, title, cells, here, digits=digits, note=note, best=list(cells))
+    best, note = list(cells), too_hard(here) if of_tasks else ""
+    if not here["budget"].str.fullmatch(r"\d+|full").all():  # what shares and bytes came to
+        cells.insert(0, "tokens", here.groupby(_LINE)["budget_tokens"].mean().round().astype("Int64"))
+    yield from _table(name, title, cells, here, digits=digits, note=note, best=best)
 
 
 def _aggregates(here: DataFrame) -> Iterator[Table]:
@@ -98,7 +99,6 @@ def measure_tables(frame: DataFrame) -> Iterator[Table]:
         )
         sums = sums.where(sums > 0)
         columns = [
-            groups["budget_tokens"].mean(),
             means(here[here["ended"].notna()], LINE, "new_tokens"),  # of answers that were not fed
             *(means(here, LINE, name, 100) for name in ("ended", "repeated", "identical")),
             means(here, LINE, "kl"),

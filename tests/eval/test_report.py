@@ -43,17 +43,19 @@ def test_every_task_counts_the_same() -> None:
 def test_tables() -> None:
     table = scores(ROWS)
     assert table.title == "Generated tasks, prompts of 100 tokens: score in %, n 1 to 2"
-    assert list(table.frame) == ["a", "b", "mean of 2"]
+    assert list(table.frame) == ["tokens", "a", "b", "mean of 2"], "tokens, where budgets are shares or bytes"
     assert values(table) == [
-        ("full", "full", 100.0, 50.0, 75.0),
-        ("25%", "p", 50.0, 50.0, 50.0),
-        ("25%", "q", 0.0, 75.0, 37.5),
+        ("full", "full", None, 100.0, 50.0, 75.0),
+        ("25%", "p", 25, 50.0, 50.0, 50.0),
+        ("25%", "q", 25, 0.0, 75.0, 37.5),
     ]
+    assert cells(table)[1][0] == "25"
     assert bold(table) == {(1, "a"), (2, "b"), (1, "mean of 2")}
     twice = scores([*ROWS, *(row(task, "p", "25%", 25, 0.5) for task in "ab")])
     assert cells(twice)[1][-1] == "50.0 ± 14.4", "as soon as three answers or more tell"
     alone = scores(ROWS[:4])
-    assert list(alone.frame) == ["a"]
+    assert list(alone.frame) == ["tokens", "a"]
+    assert list(scores([one | {"budget": "64"} for one in ROWS[1:4]]).frame) == ["a"]
 
 
 def test_a_table_says_where_the_full_cache_answers_next_to_nothing() -> None:

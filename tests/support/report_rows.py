@@ -6,6 +6,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from pandas import isna
+
 from hf_paged_eviction_eval.report.means import Mean
 from hf_paged_eviction_eval.report.table import Table
 
@@ -103,7 +105,7 @@ def values(table: Table | None) -> list[tuple[Any, ...]]:
 def plain(value: Any) -> Any:
     """A mean as a number, and None for what is none."""
     value = value.value if isinstance(value, Mean) else value
-    return None if value != value else value
+    return None if isna(value) else value
 
 
 def cells(table: Table) -> list[list[str]]:
