@@ -14,7 +14,7 @@ from ..tensors.parts import tensors_of
 from . import native
 from .codec import Codec
 from .in_codes import InCodes
-from .launching import WARPS, launch, output_of
+from .launching import SCHEMA, WARPS, Arguments, launch, output_of
 
 #: The oldest release that compiles the kernels.
 _TRITON = (3, 6)
@@ -83,7 +83,7 @@ class CodesReader:
         contiguous = logits.sinks is None or logits.sinks.is_contiguous()
         can = contiguous and obstacle(self._held, query) is None
         self._mask = None if self._held.visible is None else _mask_of(self._held, query)
-        self._prepared = native.Prepared(*_arguments_of(self._held, query, self._mask, logits)) if can else None
+        self._prepared = native.Prepared(_arguments_of(self._held, query, self._mask, logits)) if can else None
 
 
 def prepare(device: torch.device) -> None:
@@ -96,8 +96,7 @@ def prepare(device: torch.device) -> None:
 def register() -> None:
     """Make `torch.ops.hf_paged_eviction.attend_to_codes`, which compiled code calls: the kernels, and on a CPU the
     function in C."""
-    schema = torch.library.infer_schema(launch, mutates_args=())
-    _LIBRARY.define(f"attend_to_codes{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.define(f"attend_to_codes{SCHEMA}", tags=(torch.Tag.pt2_compliant_tag,))
     _LIBRARY.impl("attend_to_codes", lambda *arguments: native.launch(*arguments), "CPU")
     _LIBRARY.impl("attend_to_codes", launch, "CUDA")
     torch.library.register_fake(
@@ -156,13 +155,13 @@ torch.compiler.assume_constant_result(_missing)
 
 def read(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> Tensor:
     """See `InCodes.read`; the result has the dtype of the queries."""
-    call = native.launch if query.device.type == "cpu" else launch
+    arguments = _arguments_of(held, query, mask, logits)
     if torch.compiler.is_compiling():
-        call = torch.ops.hf_paged_eviction.attend_to_codes
-    return call(*_arguments_of(held, query, mask, logits))
+        return torch.ops.hf_paged_eviction.attend_to_codes(*arguments[:-1])  # type: ignore[no-any-return]
+    return (native.launch if query.device.type == "cpu" else launch)(*arguments)
 
 
-def _arguments_of(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> tuple[Any, ...]:
+def _arguments_of(held: InCodes, query: Tensor, mask: Tensor | None, logits: Logits) -> Arguments:
     columns, bounds = held.columns, held.columns.layout.bounds or (None, None)
     parts = [columns.tensors[name].contiguous() for name in _COLUMNS]
     room = columns.shape[2]
@@ -182,13 +181,13 @@ def read_records(
     """As `read`, of records in the memory of a CPU, where there is no `obstacle`.
 
     Args:
-        columns: positions `[batch, 1 or kv_heads, slots, 1]`, and memory: see `native.launch`.
-        records: `[batch, kv_heads, slots]`, see `native.launch`.
+        columns: positions `[batch, 1 or kv_heads, slots, 1]`, and memory.
+        records: see `Arguments`.
         lengths: `[batch, kv_heads]` int64, number of slots in use, the first ones.
     """
     parts, slots = [columns[name] for name in _COLUMNS], records.shape[2]
-    arguments = *_arguments(codecs, parts, exact, (None, lengths), query, None, logits, (slots, slots)), records
-    return native.launch(*arguments)
+    arguments = _arguments(codecs, parts, exact, (None, lengths), query, None, logits, (slots, slots))
+    return native.launch(*arguments._replace(records=records))
 
 
 def _arguments(
@@ -200,12 +199,15 @@ def _arguments(
     mask: Tensor | None,
     logits: Logits,
     sizes: tuple[int, int],
-) -> tuple[Any, ...]:
-    """See `launching.launch`; `sizes`: slots that are read, and that a row and KV head has."""
+) -> Arguments:
+    """Of a call; `sizes`: slots that are read, and that a row and KV head has."""
     key_codec, value_codec = codecs
     rotary = key_codec.rotary
-    turning, layout = ([None] * 3, [0, 1, 0, 0]) if rotary is None else rotary.of_channels(query.device)
-    return (
+    turning: list[Tensor | None] = [None] * 3
+    layout = [0, 1, 0, 0]
+    if rotary is not None:
+        turning[:], layout = rotary.of_channels(query.device)
+    return Arguments(
         query.contiguous(),
         mask,
         None if logits.sinks is None else logits.sinks.contiguous(),

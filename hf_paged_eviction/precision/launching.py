@@ -23,6 +23,51 @@ _PROGRAMS, _PART, _PARTS = 16, 64, 64
 _PASSES = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}
 
 
+class Arguments(NamedTuple):
+    """Of one call; contiguous tensors, but for the mask.
+
+    Attributes:
+        query: `[rows, query_heads, 1, dim]`.
+        mask: see `InCodes.read`.
+        sinks: see `Logits`.
+        columns: codes and levels of keys, those of values, and positions, see `FewBits`.
+        exact: slots, keys, values, means and sizes of `Exact`.
+        bounds: see `Segments`; None = slots lie side by side.
+        turns: of keys and values, see `Codec.turn`; None = channels are not mixed.
+        turning, layout: see `Rotary.of_channels`; None = no channel turns.
+        bits: of keys and of values; 0 = they are not in few bits.
+        set_slots: of a row and KV head; `slots` of them are read.
+        scaling, softcap: see `Logits`.
+        records: in C alone, `[rows, heads, slots]` int64, how many bytes lie before the codes and levels of each slot.
+            The columns of codes and levels are then memory, `[bytes or halves of two]`, from the first part of its kind
+            on.
+    """
+
+    query: Tensor
+    mask: Tensor | None
+    sinks: Tensor | None
+    columns: list[Tensor]
+    exact: list[Tensor]
+    bounds: list[Tensor | None]
+    turns: list[Tensor | None]
+    turning: list[Tensor | None]
+    layout: list[int]
+    bits: list[int]
+    slots: int
+    set_slots: int
+    scaling: float
+    softcap: float | None
+    records: Tensor | None = None
+
+
+#: Of the operator that compiled code calls, without `records`.
+SCHEMA = (
+    "(Tensor query, Tensor? mask, Tensor? sinks, Tensor[] columns, Tensor[] exact, Tensor?[] bounds, Tensor?[] turns, "
+    "Tensor?[] turning, SymInt[] layout, SymInt[] bits, SymInt slots, SymInt set_slots, float scaling, float? softcap) "
+    "-> Tensor"
+)
+
+
 class Sizes(NamedTuple):
     """Of one call; `sets` are the KV heads of all rows, `together` those that have the same positions, and `passes` as
     in `_PASSES`."""
@@ -38,14 +83,12 @@ class Sizes(NamedTuple):
     passes: int
 
     @classmethod
-    def of(
-        cls, query: Tensor, columns: list[Tensor], exact: list[Tensor], bounds: list[Tensor | None], slots: int
-    ) -> "Sizes":
-        """From arguments of `launch`."""
-        (rows, heads, places), (_, query_heads, _, key_dim) = exact[0].shape, query.shape
-        together = heads if bounds[0] is None and columns[4].shape[1] == 1 else 1
-        dims = key_dim, exact[2].shape[-1]
-        return cls(rows * heads, heads, query_heads // heads, places, *dims, slots, together, _PASSES[query.dtype])
+    def of(cls, call: Arguments) -> "Sizes":
+        """From these arguments."""
+        (rows, heads, places), (_, query_heads, _, key_dim) = call.exact[0].shape, call.query.shape
+        together = heads if call.bounds[0] is None and call.columns[4].shape[1] == 1 else 1
+        dims, passes = (key_dim, call.exact[2].shape[-1]), _PASSES[call.query.dtype]
+        return cls(rows * heads, heads, query_heads // heads, places, *dims, call.slots, together, passes)
 
     @property
     def of_c(self) -> tuple[int, ...]:
@@ -58,63 +101,38 @@ class Sizes(NamedTuple):
         return {"heads": self.heads, "group": self.group, "key_dim": self.key_dim, "value_dim": self.value_dim}
 
 
-def launch(
-    query: Tensor,
-    mask: Tensor | None,
-    sinks: Tensor | None,
-    columns: list[Tensor],
-    exact: list[Tensor],
-    bounds: list[Tensor | None],
-    turns: list[Tensor | None],
-    turning: list[Tensor | None],
-    layout: list[int],
-    bits: list[int],
-    slots: int,
-    set_slots: int,
-    scaling: float,
-    softcap: float | None,
-) -> Tensor:
-    """The three kernels, one after the other; contiguous tensors.
-
-    Args:
-        columns: codes and levels of keys, those of values, and positions, see `FewBits`.
-        exact: slots, keys, values, means and sizes of `Exact`.
-        bounds: see `Segments`; None = slots lie side by side.
-        turns: of keys and values, see `Codec.turn`; None = channels are not mixed.
-        turning, layout: see `Rotary.of_channels`; None = no channel turns.
-        set_slots: of a row and KV head; `slots` of them are read.
-    """
-    sizes = Sizes.of(query, columns, exact, bounds, slots)
-    of_slots = {"starts": bounds[0], "lengths": bounds[1], "slots": slots, "set_slots": set_slots}
-    for_logits = {**of_mask(mask, query, slots), "scaling": scaling, "softcap": softcap}
+def launch(*arguments: Any) -> Tensor:
+    """The three kernels, one after the other, of `Arguments`."""
+    call = Arguments(*arguments)
+    sizes, bounds = Sizes.of(call), call.bounds
+    of_slots = {"starts": bounds[0], "lengths": bounds[1], "slots": call.slots, "set_slots": call.set_slots}
+    for_logits = {**of_mask(call.mask, call.query, call.slots), "scaling": call.scaling, "softcap": call.softcap}
     of_keys = {
-        "key_turn": turns[0],
-        **dict(zip(("frequencies", "signs", "scalings"), turning, strict=True)),
-        **dict(zip(("pairs", "pair_step", "pair_offset", "still"), layout, strict=True)),
+        "key_turn": call.turns[0],
+        **dict(zip(("frequencies", "signs", "scalings"), call.turning, strict=True)),
+        **dict(zip(("pairs", "pair_step", "pair_offset", "still"), call.layout, strict=True)),
     }
-    with torch.cuda.device_of(query):
-        alike, mixed = _prepare(sizes, query, columns, exact, bits[0], {**of_slots, **of_keys})
-        sums, parts = _read_parts(sizes, alike, mixed, columns, bits, {**of_slots, **for_logits})
-        return _join_parts(sizes, query, sums, parts, exact, bits[1], {"value_turn": turns[1], **for_logits}, sinks)
+    with torch.cuda.device_of(call.query):
+        alike, mixed = _prepare(sizes, call, {**of_slots, **of_keys})
+        sums, parts = _read_parts(sizes, call, alike, mixed, {**of_slots, **for_logits})
+        return _join_parts(sizes, call, sums, parts, for_logits)
 
 
-def _prepare(
-    sizes: Sizes, query: Tensor, columns: list[Tensor], exact: list[Tensor], bits: int, arguments: dict[str, Any]
-) -> tuple[Tensor, Tensor]:
+def _prepare(sizes: Sizes, call: Arguments, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """The first kernel: `alike` and `mixed`."""
-    key_codes, sets, group, together = columns[0], sizes.sets, sizes.group, sizes.together
+    query, key_codes, sets, group, together = call.query, call.columns[0], sizes.sets, sizes.group, sizes.together
     part_slots = _part_slots(sets // together, sizes.slots, query.device)
     parts = -(-sizes.slots // part_slots)
     side_by_side = arguments["starts"] is None
     numbers = sets * sizes.slots if side_by_side else key_codes.numel() // key_codes.shape[-1]
     alike = query.new_empty(numbers * group, dtype=torch.float32)
-    mixed = torch.empty_like(query, dtype=torch.float32) if bits else query
+    mixed = torch.empty_like(query, dtype=torch.float32) if call.bits[0] else query
     _kernels().prepare[sets // together, parts + together](
         query=query,
-        places=exact[0],
-        means=exact[3],
-        sizes=exact[4],
-        positions=columns[4],
+        places=call.exact[0],
+        means=call.exact[3],
+        sizes=call.exact[4],
+        positions=call.columns[4],
         alike=alike,
         mixed=mixed,
         **arguments,
@@ -123,7 +141,7 @@ def _prepare(
         part_slots=part_slots,
         together=together,
         place_count=sizes.places,
-        key_bits=bits,
+        key_bits=call.bits[0],
         pair_width=_tile(arguments["pairs"]),
         queries=_tile(together * group, _LEAST),
         head_rows=_tile(group),
@@ -138,10 +156,11 @@ def _prepare(
 
 
 def _read_parts(
-    sizes: Sizes, alike: Tensor, mixed: Tensor, columns: list[Tensor], bits: list[int], arguments: dict[str, Any]
+    sizes: Sizes, call: Arguments, alike: Tensor, mixed: Tensor, arguments: dict[str, Any]
 ) -> tuple[Tensor, int]:
     """The second kernel: `sums`, and of how many parts."""
-    sets, slots, (key_codes, key_levels, value_codes, value_levels, _) = sizes.sets, sizes.slots, columns
+    sets, slots, bits = sizes.sets, sizes.slots, call.bits
+    key_codes, key_levels, value_codes, value_levels, _ = call.columns
     part_slots = max(_part_slots(sets, slots, mixed.device), -(-slots // (_PARTS * _PART)) * _PART)
     parts = -(-slots // part_slots)
     sums = alike.new_empty(sets * parts * sizes.group * (sizes.value_dim + 2))
@@ -171,31 +190,23 @@ def _read_parts(
     return sums, parts
 
 
-def _join_parts(
-    sizes: Sizes,
-    query: Tensor,
-    sums: Tensor,
-    parts: int,
-    exact: list[Tensor],
-    bits: int,
-    arguments: dict[str, Any],
-    sinks: Tensor | None,
-) -> Tensor:
+def _join_parts(sizes: Sizes, call: Arguments, sums: Tensor, parts: int, arguments: dict[str, Any]) -> Tensor:
     """The third kernel: the output."""
-    output = output_of(query, exact)
+    output = output_of(call.query, call.exact)
     _kernels().join_parts[(sizes.sets,)](
-        query=query,
-        places=exact[0],
-        keys=exact[1],
-        values=exact[2],
-        sinks=sinks,
+        query=call.query,
+        places=call.exact[0],
+        keys=call.exact[1],
+        values=call.exact[2],
+        sinks=call.sinks,
         sums=sums,
         output=output,
+        value_turn=call.turns[1],
         **arguments,
         **sizes.fixed,
         parts=parts,
         place_count=sizes.places,
-        value_bits=bits,
+        value_bits=call.bits[1],
         rows=_tile(sizes.group),
         key_width=_tile(sizes.key_dim),
         value_width=_tile(sizes.value_dim),
@@ -215,12 +226,7 @@ def _kernels() -> Any:
 
 def output_of(query: Tensor, exact: list[Tensor]) -> Tensor:
     """`[batch, 1, query_heads, dim]`, to be written."""
-    return query.new_empty(output_shape(query, exact))
-
-
-def output_shape(query: Tensor, exact: list[Tensor]) -> tuple[int, ...]:
-    """Of `output_of`."""
-    return query.shape[0], 1, query.shape[1], exact[2].shape[-1]
+    return query.new_empty(query.shape[0], 1, query.shape[1], exact[2].shape[-1])
 
 
 def _plane(bits: int, dim: int) -> int:

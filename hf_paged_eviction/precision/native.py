@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..cpu.library import library, missing
 from .codec import packed_width
-from .launching import WARPS, Sizes, of_mask, output_shape
+from .launching import WARPS, Arguments, Sizes, of_mask
 
 __all__ = ["Prepared", "launch", "missing"]
 
@@ -55,11 +55,7 @@ class Prepared:
     of queries and output change. It is valid as long as no tensor is replaced; what is written to them counts.
 
     Args:
-        query: `[rows, query_heads, 1, dim]`, such as will come.
-        mask: and the others as in `launching.launch`, but both keys and values are in few bits, and their channels
-            mixed.
-        records: `[rows, heads, slots]` int64, how many bytes lie before the codes and levels of each slot. The columns
-            of codes and levels are then memory, `[bytes or halves of two]`, from the first part of its kind on.
+        given: query, such as will come, and the others; both keys and values are in few bits, their channels mixed.
 
     Raises:
         RuntimeError: the function is `missing`.
@@ -68,72 +64,52 @@ class Prepared:
         TypeError: a tensor is of a type, or on a device, that the function does not read.
     """
 
-    def __init__(
-        self,
-        query: Tensor,
-        mask: Tensor | None,
-        sinks: Tensor | None,
-        columns: list[Tensor],
-        exact: list[Tensor],
-        bounds: list[Tensor | None],
-        turns: list[Tensor | None],
-        turning: list[Tensor | None],
-        layout: list[int],
-        bits: list[int],
-        slots: int,
-        set_slots: int,
-        scaling: float,
-        softcap: float | None,
-        records: Tensor | None = None,
-    ) -> None:
-        if not all(bits) or None in turns:
+    def __init__(self, given: Arguments) -> None:
+        query, sinks, bits = given.query, given.sinks, given.bits
+        if not all(bits) or None in given.turns:
             raise ValueError(
                 f"Attention in C reads keys and values in few bits, with mixed channels; they have {bits}."
             )
         functions = library()
-        sizes = Sizes.of(query, columns, exact, bounds, slots)
+        sizes = Sizes.of(given)
         if max(sizes.key_dim, sizes.value_dim) > max(WARPS):
             raise ValueError(f"Attention in C reads heads of at most {max(WARPS)} channels.")
         if sinks is not None and sinks.shape != query.shape[1:2]:
             raise ValueError(
                 f"There must be one sink for each of {query.shape[1]} query heads, got {list(sinks.shape)}."
             )
+        mask = given.mask
         if mask is not None and mask.dtype != torch.bool:
             mask = mask.float()  # before it is expanded, which would change its strides
-        mask, *strides = of_mask(mask, query, slots).values()
-        shown, bias = (mask, None) if mask is not None and mask.dtype == torch.uint8 else (None, mask)
-        floats = *exact[1:], *turns, *turning, sinks, bias
-        self._keep(floats, shown, columns, exact[0], bounds, records)
-        dims = sizes.key_dim, sizes.value_dim
-        numbers = *sizes.of_c, *dims, *bits, *map(packed_width, dims, bits), slots, set_slots, *strides, *layout
+        mask, *strides = of_mask(mask, query, given.slots).values()
+        self._keep(given, mask)
+        dims, reach = (sizes.key_dim, sizes.value_dim), (given.slots, given.set_slots)
+        numbers = *sizes.of_c, *dims, *bits, *map(packed_width, dims, bits), *reach, *strides, *given.layout
         addresses = [None if part is None else part.data_ptr() for part in self._kept]
-        self._call = call = _Call(None, *addresses, None, None, *numbers, scaling, softcap or 0.0)
-        call.slots = set_slots  # for `hold`
+        scales = given.scaling, given.softcap or 0.0
+        self._call = call = _Call(None, *addresses, None, None, *numbers, *scales)
+        call.slots = given.set_slots  # for `hold`
         self._scratch = query.new_empty(functions.scratch_size(ctypes.byref(call)), dtype=torch.float32)
-        call.slots = slots
+        call.slots = given.slots
         call.scratch = self._scratch.data_ptr()
         self._attend, self._at = functions.attend, ctypes.byref(call)
-        self._shape, self._dtype, self._fresh = output_shape(query, exact), query.dtype, True
+        self._shape, self._dtype = (query.shape[0], 1, query.shape[1], sizes.value_dim), query.dtype
+        self._fresh = True
 
-    def _keep(
-        self,
-        floats: "tuple[Tensor | None, ...]",
-        shown: Tensor | None,
-        columns: list[Tensor],
-        places: Tensor,
-        bounds: list[Tensor | None],
-        records: Tensor | None,
-    ) -> None:
+    def _keep(self, given: Arguments, mask: Tensor | None) -> None:
         """Keep the tensors as long as the call, in the order of `_POINTERS`, and those that had to be converted to
         float32, which happens again for each query."""
-        key_codes, key_levels, value_codes, value_levels, positions = columns
+        shown, bias = (mask, None) if mask is not None and mask.dtype == torch.uint8 else (None, mask)
+        key_codes, key_levels, value_codes, value_levels, positions = given.columns
         codes = key_codes, value_codes, key_levels, value_levels, positions if positions.shape[-1] else None
+        places, *states = given.exact
+        floats = *states, *given.turns, *given.turning, given.sinks, bias
         wide = [None if part is None else part.float() for part in floats]
-        given = *wide, shown, *codes, places, *bounds, records
+        tensors = *wide, shown, *codes, places, *given.bounds, given.records
         names = _POINTERS[1 : -len(("scratch", "output"))]
         # As the function reads them, which gets their addresses alone: contiguous, but masks by strides.
         self._kept: list[Tensor | None] = []
-        for name, part in zip(names, given, strict=True):
+        for name, part in zip(names, tensors, strict=True):
             if part is not None and (part.dtype != _TYPES.get(name, torch.float32) or not part.is_cpu):
                 raise TypeError(f"Attention in C cannot read {name} of the type {part.dtype} on {part.device}.")
             self._kept.append(part if part is None or name in _BY_STRIDES else part.contiguous())
@@ -163,6 +139,7 @@ class Prepared:
         return output if self._dtype == torch.float32 else output.to(self._dtype)
 
 
-def launch(query: Tensor, *arguments: Any) -> Tensor:
-    """`launching.launch` on a CPU; arguments of `Prepared`."""
-    return Prepared(query, *arguments)(query)
+def launch(*arguments: Any) -> Tensor:
+    """`launching.launch` on a CPU."""
+    given = Arguments(*arguments)
+    return Prepared(given)(given.query)
