@@ -15,6 +15,7 @@ from hf_paged_eviction import PagedEvictionCache
 from hf_paged_eviction.allocators import Heads
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
 from hf_paged_eviction.layer.single import BlockFill
+from hf_paged_eviction.precision import fused
 
 SIZES: dict[str, Any] = {"budget": 24, "block_size": 4}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -137,6 +138,16 @@ def test_as_if_appended_one_by_one(
     settings = {**SIZES, **SETTINGS[setting], "budget": 32}
     written = _as_slowly(settings, GROWING[event], padded, [5, *[1] * 9, 3, *[1] * 25], monkeypatch)
     assert written >= 20 or event in ("shrink", "record")
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_growing_layer_is_read_as_it_lies(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In few bits, of so many slots that codes are read also without a compiler; the storage grows on the way."""
+    if not compiled:
+        monkeypatch.setattr(fused, "_missing", lambda device: "not now")
+    settings = {"budget": 480, "policy": "keydiff", "heads": "separate", "bits": 4}
+    written = _as_slowly(settings, lambda cache: None, False, [300, *[1] * 20], monkeypatch)
+    assert written >= 30
 
 
 @pytest.mark.parametrize("setting", ["separate", "unequal"])
