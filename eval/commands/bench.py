@@ -12,7 +12,7 @@ def bench(options: BenchOptions) -> bool:
 
     Variants, all in the same rounds; C is the budget:
       full              DynamicCache of the whole context
-      floor             DynamicCache of C tokens, the least that C tokens can cost
+      floor             DynamicCache of C tokens, the least that these can cost
       paged             PagedEvictionCache(budget=C)
       full_compiled     StaticCache of the whole context, the forward compiled
       floor_compiled    StaticCache of C tokens, compiled the same way

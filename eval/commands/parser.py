@@ -61,10 +61,14 @@ def parser_of(name: str, run: Command) -> Parser:
     """What reads the options of a command; it sets those that were typed."""
     width = min(shutil.get_terminal_size().columns, _WIDEST) - 2
     groups = options_of(run).groups()
-    listed = [f"{_metavar(field)} ..." for field in groups["options"].values() if _is_listed(field)]
+    needed = [
+        f"{_metavar(field)} ..." if _is_listed(field) else f"{flag(option)} {_metavar(field)}"
+        for option, field in groups["options"].items()
+        if field.is_required()
+    ]
     parser = Parser(
         prog=f"paged-eviction {name}",
-        usage=" ".join(["%(prog)s", *listed, "[options]"]),
+        usage=" ".join(["%(prog)s", *needed, "[options]"]),
         description=filled(inspect.getdoc(run) or "", width),
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=30, width=width),
         argument_default=argparse.SUPPRESS,

@@ -17,10 +17,10 @@ class VerifyOptions(ModelOptions):
 def verify(options: VerifyOptions) -> bool:
     """Check that the cache is right for a model: compare logits with DynamicCache, in seconds.
 
-    In the table, "same as DynamicCache" is of a budget that holds everything; "exact for what it holds": a small budget
-    has the logits of a full cache whose evicted positions are masked; "row as alone": a row of a padded batch has the
-    logits of that row without the others and its pads. WRONG: it has not, and the column error says by how much.
-    refused: by the package. A folder without weights gets random ones. Exit status 1 if a check is wrong.
+    The table has a line for each check. "same as DynamicCache": a budget that holds everything gives its logits. "exact
+    for what it holds": a small budget gives the logits of a full cache whose evicted positions are masked. "row as
+    alone": a row of a padded batch gives the logits of that row without the others and its pads. WRONG: it does not,
+    by what the column error says. A folder without weights gets random ones. Exit status 1 if a check is wrong.
 
     Examples:
       paged-eviction verify --model Qwen/Qwen3-8B

@@ -44,12 +44,8 @@ class RunOptions(Options):
         None, "Prompts, or texts, per batch; halved if memory runs out.", at_least=1, shown="as many as fit"
     )
     agreement: bool = option(False, "Also compare with the full cache: KL divergence, equal tokens in answers.")
-    dataset: str | None = option(
-        None, "With --text: a dataset, on the Hub or in a folder, with a column context or text.", metavar="ID"
-    )
-    dataset_revision: str | None = option(
-        None, "Branch, tag or commit of that dataset, or of records of tasks on the Hub.", metavar="REV"
-    )
+    dataset: str | None = option(None, "With --text: a dataset with a column context or text.", metavar="ID")
+    dataset_revision: str | None = option(None, "Revision of it, or of tasks' records on the Hub.", metavar="REV")
 
 
 class TaskFileOptions(Options):

@@ -18,7 +18,7 @@ class Loading(Options):
         EMBEDDED, "A folder or a name on the Hugging Face Hub; embedded is the small model of this package."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "auto: float32 on a CPU, else the checkpoint's, or bfloat16."
+        "auto", "auto: float32 on a CPU, else the checkpoint's; bfloat16 of random weights."
     )
     device: str | None = option(None, "cpu, cuda, cuda:1, ...", shown="the best there is; cpu for the embedded model")
     trust_remote_code: bool = option(
