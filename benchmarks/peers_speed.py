@@ -36,6 +36,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.masking_utils import create_masks_for_generate
 
 from hf_paged_eviction.integration.cache_argument import CACHE_ARGUMENT
+from hf_paged_eviction.integration.feeding import feed
+from hf_paged_eviction_eval.bench.decoder import fill, layer_shapes
 from hf_paged_eviction_eval.bench.shapes import config_of
 
 ROWS = RESULTS / "peers_speed.jsonl"
@@ -122,27 +124,11 @@ class Run:
         return time.process_time() - begun
 
 
-def made_states(config: Any, layer: int, rows: int, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Keys and values of one layer, the same at each call."""
-    shape = rows, config.num_key_value_heads, length, config.head_dim
-    draw = torch.Generator().manual_seed(layer)
-    return torch.randn(shape, generator=draw).to(dtype), torch.randn(shape, generator=draw).to(dtype)
-
-
-def fill(cache: Any, model: Any, case: Case) -> Any:
-    """The cache with made states of the whole length in every layer."""
-    if hasattr(cache, "prepare_step"):
-        cache.get_mask_sizes(case.length, 0)  # as a forward asks
-    for layer in range(model.config.num_hidden_layers):
-        states = made_states(model.config, layer, case.rows, case.length, model.dtype)
-        cache.update(*states, layer)
-    return cache
-
-
 def filled(model: Any, case: Case, cache: Any = None) -> Run:
     """`DynamicCache`, which all others are compared with, or another cache of transformers."""
     cache = DynamicCache(config=model.config) if cache is None else cache
-    return Run(model, case, fill(cache, model, case), case.length)
+    fill(cache, layer_shapes(model), case.rows, case.length, model)
+    return Run(model, case, cache, case.length)
 
 
 def paged(model: Any, **options: Any) -> Any:
@@ -168,7 +154,7 @@ def ours(model: Any, case: Case, options: dict[str, Any]) -> Run:
         run.seen = cache.get_seq_length()
         run._mask = None if mask is None else mask[:, : run.seen]
     else:
-        fill(cache, model, case)
+        fill(cache, layer_shapes(model), case.rows, case.length, model)
     if options.get("static"):
         run.step()  # attention follows what was filled in
         run.forward = torch.compile(model.forward, fullgraph=True, dynamic=False)
@@ -177,15 +163,10 @@ def ours(model: Any, case: Case, options: dict[str, Any]) -> Run:
 
 def read(model: Any, cache: Any, length: int, mask: Tensor | None = None) -> None:
     """Read a prompt in chunks."""
-    rows = 1 if mask is None else len(mask)
+    ids = torch.arange(length).expand(1 if mask is None else len(mask), -1) % 997
     for start in range(0, length, CHUNK):
         stop = min(start + CHUNK, length)
-        inputs = {} if mask is None else {"attention_mask": mask[:, :stop]}
-        positions = torch.arange(start, stop).expand(rows, -1)
-        if mask is not None:
-            positions = (mask[:, :stop].cumsum(-1) - 1).clamp_min(0)[:, start:]
-        ids = torch.arange(start, stop).expand(rows, -1) % 997
-        model(ids, position_ids=positions, logits_to_keep=1, **{CACHE_ARGUMENT: cache}, **inputs)
+        feed(model, ids[:, start:stop], None if mask is None else mask[:, :stop], cache)
 
 
 #: With as many tokens as the others keep; in 4 bits of transformers; with layers that wait in the memory of the host.
@@ -342,7 +323,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     done, model, of = {key_of(row) for row in load_rows(options.output)}, None, None
-    environment = {**timed_on(), "transformers": transformers.__version__}
+    environment = timed_on()
     for case in cases(options):
         if case in done:
             continue

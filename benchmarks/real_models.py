@@ -102,12 +102,7 @@ def run(options: argparse.Namespace) -> None:
     if "{texts}" in TABLES[options.table]:
         values["texts"] = " ".join(map(str, write_texts(ROOT / "texts", prose=options.data)))
     command = ["-m", "hf_paged_eviction_eval", "eval", "--model", options.model, "--workers", str(options.workers)]
-    own = TABLES[options.table].format(**values).split()
-    for name in {word for word in options.more if word.startswith("--")} & set(own):
-        at = own.index(name)  # some options add up where they are given twice
-        flag = all(word.startswith("--") for word in own[at + 1 : at + 2])
-        del own[at : at + (1 if flag else 2)]
-    command += own
+    command += TABLES[options.table].format(**values).split()
     if options.name in BASE and FORCED in TABLES[options.table]:
         command.append("--stop-when-right")
     if options.limit is not None:
