@@ -45,7 +45,7 @@ USED_BY_SNAPSHOTS = {
     "v1.core.single_type_kv_cache_manager.FullAttentionManager": "add_local_computed_blocks(request_id,"
     "new_computed_blocks,num_local_computed_tokens,...) take_pending_cow_copies _get_num_evictable_blocks(blocks)",
     "v1.core.sched.scheduler.Scheduler": "_mamba_block_aligned_split(request,num_new_tokens,...) "
-    "_preempt_request(request,timestamp,drop_stale_output)",
+    "_preempt_request(request,timestamp,drop_stale_output) pause_state",
     "v1.core.block_pool.BlockPool": "__init__(num_gpu_blocks,enable_caching,hash_block_size,...) "
     "_insert_block_hash(block_hash_with_group_id,block,num_tokens) touch(blocks) get_new_blocks(num_blocks)",
     "v1.core.kv_cache_utils.KVCacheBlock": "block_id block_hash ref_cnt is_null",

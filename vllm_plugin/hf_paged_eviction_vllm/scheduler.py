@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from vllm.v1.core.sched import async_scheduler, scheduler
+from vllm.v1.core.sched.interface import PauseState
 
 from .spec import EvictionManager
 
@@ -21,7 +22,8 @@ class _Cutting:
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """See `Scheduler`. A beginning that others share becomes a snapshot, as a request loses its blocks and goes on
         from a copy in the same step."""
-        managers = self._managers()
+        paused = self.pause_state != PauseState.UNPAUSED  # type: ignore[attr-defined]  # then nobody would go on
+        managers = [] if paused else self._managers()
         for request in list(self.running):  # type: ignore[attr-defined]
             if any(manager.is_beginning(request) for manager in managers):
                 self.running.remove(request)  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from vllm.v1.core.sched.interface import PauseState
 
 from alone import answer, cache_of, feed
 from draw_servers import Asked, is_right
@@ -153,6 +154,22 @@ def test_the_same_prompt_again(length: int) -> None:
         assert reads == (length, length, length % 32, length % 32)
         assert answers[0] == answers[1] == answers[2] == answers[3]
         assert list(answers[0]) == answer(model, server.options, prompt, [length // 32 * 32, length % 32], 60)
+
+
+def test_a_server_that_takes_no_new_requests_finishes_those_it_has() -> None:
+    """While it is paused no request gives up its blocks, or nobody would give it others."""
+    (folder, model), rng = tiny("llama"), random.Random(1)
+    with served(folder, model, {"budget": 128, "policy": "keydiff"}, **CUTTING) as server:
+        prompt = drawn(rng, 300)
+        _ask(server, "first", prompt, 60)  # its snapshot is longer
+        server.add("again", prompt, 2)
+        server.step()  # up to where both begin alike
+        server.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+        answers = [server.step() for _ in range(8)]
+        assert sum(map(len, answers)) == 1
+        assert server.record.chunks[server.record.name("again")] == [288, 12, 1]
+        server.scheduler.set_pause_state(PauseState.UNPAUSED)
+        server.check_blocks()
 
 
 def test_a_pool_that_holds_no_copy_beside_a_request() -> None:
