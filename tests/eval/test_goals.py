@@ -34,13 +34,15 @@ def test_steps_are_timed_at_as_many_tokens(tmp_path: Path, monkeypatch: pytest.M
     timed_read = goals.Timed.read
     monkeypatch.setattr(goals.Timed, "read", read)
     monkeypatch.setattr(goals, "LENGTHS", (512,))
+    monkeypatch.setattr(goals, "TEXT", 512)
     sizes = {"layers": 2, "held": 128, "vocabulary": 64, "sizes": goals.TINY}
     monkeypatch.setitem(goals.SHAPES, "smollm2", sizes)
     ratios = goals.measure("smollm2", 1, str(tmp_path))
-    whole = f"{goals.HEADS_4_BITS} / DynamicCache, 512"
-    assert ratios.keys() == {*(name for name in goals.STEPS if name.startswith("heads")), whole}
+    whole, *shares = (f"{name} / DynamicCache, 512" for name in (goals.HEADS_4_BITS, *goals.SHARES))
+    assert ratios.keys() == {*(name for name in goals.STEPS if name.startswith("heads")), whole, *shares}
     assert 0.5 < ratios["heads"] < 2  # the first layer's share
     assert ratios[whole] < 0.5
+    assert all(0.9 < ratios[name] < 1.1 for name in shares)  # shares of 8,192 tokens hold all 512
 
 
 def test_reading_is_timed_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
