@@ -33,10 +33,10 @@ from hf_paged_eviction_eval.tasks import get_task
 def test_a_missing_package(missing: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that the extra brings is named; any other is a defect and keeps its traceback."""
 
-    def app() -> None:
+    def run() -> None:
         raise ModuleNotFoundError(name=missing)
 
-    monkeypatch.setattr(commands, "app", app)
+    monkeypatch.setattr(commands, "main", run)
     with pytest.raises(SystemExit if message else ModuleNotFoundError) as caught:
         hf_paged_eviction_eval.cli.main()
     assert message in str(caught.value)
