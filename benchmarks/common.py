@@ -3,7 +3,9 @@
 import argparse
 import json
 from collections.abc import Callable, Iterable, Sequence
+from math import sqrt
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -65,3 +67,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table; numbers from the second column on."""
     lines = [header, ("---", *["---:"] * (len(header) - 1)), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def cell(values: Iterable[float], digits: int = 0, sign: str = "") -> str:
+    """Mean and its standard error; "+" = with the sign of the mean."""
+    numbers = [float(value) for value in values]
+    error = f" ± {stdev(numbers) / sqrt(len(numbers)):.{digits}f}" if len(numbers) > 2 else ""
+    return f"{fmean(numbers):{sign}.{digits}f}{error}"

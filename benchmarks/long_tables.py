@@ -8,7 +8,7 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-from common import table
+from common import cell, table
 from long_documents import KINDS
 
 Row = dict[str, Any]
@@ -98,7 +98,7 @@ def lines(rows: list[Row], kinds: list[str]) -> Iterator[list[str]]:
             f"{len(reading)}",
             *(share(row for row in asked if row["kind"] == kind) for kind in kinds),
             share(asked) if len(kinds) > 1 else "",
-            "0" if name == "full" else f"{fmean(lost):+.3f} ± {stdev(lost) / sqrt(len(lost)):.3f}",
+            "0" if name == "full" else cell(lost, 3, "+"),
             f"{fmean(row['seconds'] for row in reading):.1f}",
             f"{fmean(row['peak'] for row in reading) / 2**20:.1f}",
         ]
@@ -140,7 +140,7 @@ def answers(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
 def _apart(rows: Iterable[Row]) -> str:
     """Divergence in nats with its standard error, and the share of equal first choices."""
     far, same = zip(*((row["kl"], row["same"]) for row in rows), strict=True)
-    return f"{fmean(far):.4f} ± {stdev(far) / sqrt(len(far)):.4f}; {100 * fmean(same):.1f} %"
+    return f"{cell(far, 4)}; {100 * fmean(same):.1f} %"
 
 
 def tables(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
@@ -189,7 +189,7 @@ def ways(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
                     f"{chunks}/{number}",
                     f"{whole}/{number}",
                     f"{100 * sum(more) / number:+.1f} ± {100 * stdev(more) * sqrt(len(more)) / number:.1f}",
-                    f"{fmean(lost):+.3f} ± {stdev(lost) / sqrt(len(lost)):.3f}",
+                    cell(lost, 3, "+"),
                 ]
             )
     header = (

@@ -8,9 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from functools import cache
 from itertools import chain
-from math import sqrt
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from common import RESULTS
@@ -135,13 +133,6 @@ def answered(frame: DataFrame) -> DataFrame:
 
 
 # ---- numbers --------------------------------------------------------------------------------------------------------
-
-
-def cell(values: Iterable[float], digits: int = 0) -> str:
-    """Mean and its standard error."""
-    numbers = [float(value) for value in values]
-    error = f" ± {stdev(numbers) / sqrt(len(numbers)):.{digits}f}" if len(numbers) > 2 else ""
-    return f"{fmean(numbers):.{digits}f}{error}"
 
 
 def percent(values: Series) -> str:

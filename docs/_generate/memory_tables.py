@@ -7,9 +7,10 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import cache
 
+from common import cell
 from measured import RESULTS
 from pandas import DataFrame, concat
-from real_rows import cell, percent
+from real_rows import percent
 from writing import listed, table
 
 #: Models, as the pages call them.

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
+from common import cell
 from pandas import DataFrame, concat
 from real_rows import (
     QUARTER,
     answered,
-    cell,
     finished,
     full,
     less,
