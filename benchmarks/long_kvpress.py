@@ -21,11 +21,10 @@ from fractions import Fraction
 from importlib.metadata import version
 from typing import Any
 
-import torch
 from kvpress import AdaKVPress, ExpectedAttentionPress, KVzipPress
 from long_documents import Document
 from long_reader import FULL, Reader, add_options, append, facts_of_run, measure, question_rows
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import DynamicCache
 
 PRESSES = {"adakv": lambda ratio: AdaKVPress(ExpectedAttentionPress(ratio)), "kvzip": KVzipPress}
 
@@ -65,14 +64,11 @@ def main() -> None:
     add_options(parser, "kvzip@1/4,kvzip@1/8,adakv@1/4,adakv@1/8")
     options = parser.parse_args()
     options.chunk = 0
-    torch.set_num_threads(1)
-    tokenizer = AutoTokenizer.from_pretrained(options.model)
-    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32, attn_implementation="sdpa").eval()
+    reader = Reader.of(options.model, options.chunk)
     used = {name: version(name) for name in ("kvpress", "transformers", "torch")}
     append(options.output, [facts_of_run(options, {**used, "torch_threads": 1, "device": "cpu"})])
     kinds = [Pressed(FULL), *(Pressed(*text.strip().split("@")) for text in options.caches.split(","))]
-    reader = Reader(model, tokenizer, 0)
-    with without_template(model, tokenizer):
+    with without_template(reader.model, reader.tokenizer):
         measure(options, reader, kinds, options.documents, "read", lambda *what: question_rows(reader, *what))
 
 

@@ -16,10 +16,12 @@ from typing import Any, Protocol
 import torch
 from long_documents import Document, Question, document
 from torch import Tensor
-from transformers import QuantizedCache
+from transformers import AutoModelForCausalLM, AutoTokenizer, QuantizedCache
 
 FILE = Path(__file__).parent / "results" / "long_rows.jsonl"
 FULL = "full"
+#: Of weights, keys and values: what these models are published in.
+_DTYPE = torch.bfloat16
 Row = dict[str, Any]
 
 
@@ -99,6 +101,13 @@ class Reader:
         takes = inspect.signature(model.forward).parameters
         self._argument = "cache" if "cache" in takes else "past_key_values"  # of newer and older transformers
 
+    @classmethod
+    def of(cls, folder: str, chunk: int) -> Reader:
+        """A reader with the model in a folder, in bfloat16, on one thread."""
+        torch.set_num_threads(1)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=_DTYPE).eval()
+        return cls(model, AutoTokenizer.from_pretrained(folder), chunk)
+
     def read(self, one: Document, kind: Kind) -> tuple[Any, Tensor, Row]:
         """A cache that has read, logits of the next token, and what it cost."""
         ids, cache, most = one.ids, kind.make(self.model.config, one), 0
@@ -121,11 +130,11 @@ class Reader:
         cost = {"seconds": round(seconds, 2), "peak": max(most, now), "bytes": now, "stored": stored}
         return cache, logits, cost
 
-    def feed(self, ids: Tensor, cache: Any, keep: int = 0) -> Tensor:
-        """Logits of the last `keep` tokens, 0 = all, `[1, tokens, vocabulary]`."""
+    def feed(self, ids: Tensor, cache: Any, keep: int | Tensor = 0) -> Tensor:
+        """Logits in float32 of the last `keep` tokens, 0 = all, or of tokens by index, `[1, tokens, vocabulary]`."""
         given = {self._argument: cache, "use_cache": True, "logits_to_keep": keep}
         logits: Tensor = self.model(input_ids=ids, **given).logits
-        return logits
+        return logits.float()
 
     def follow(self, ids: Tensor, cache: Any, last: Tensor) -> float:
         """Nats per token on the text that follows."""
@@ -140,8 +149,9 @@ class Reader:
         offsets = enumerate(answer["offset_mapping"])
         scored = [at for at, (start, end) in offsets if any(start < last and first < end for first, last in spans)]
         expected = torch.tensor(answer["input_ids"])
-        logits = self.feed(torch.cat([front, expected[None, :-1]], 1), twin(cache))
-        likely = logits[0, front.shape[1] - 1 :][scored].log_softmax(-1)
+        before = torch.tensor(scored) + front.shape[1] - 1
+        logits = self.feed(torch.cat([front, expected[None, :-1]], 1), twin(cache), before)
+        likely = logits[0].log_softmax(-1)
         chosen, expected = likely.argmax(-1), expected[scored]
         nats = -float(likely.gather(-1, expected[:, None]).mean())
         said = str(self.tokenizer.decode(chosen, clean_up_tokenization_spaces=False))
@@ -231,7 +241,7 @@ def facts_of_run(options: argparse.Namespace, measured_on: Row) -> Row:
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=10", "HEAD"]
     commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     settings = {key: value for key, value in vars(options).items() if key in ("name", "length", "chunk", "caches")}
-    return {"kind": "run", "commit": commit, "dtype": "float32", **settings, **measured_on}
+    return {"kind": "run", "commit": commit, "dtype": str(_DTYPE).removeprefix("torch."), **settings, **measured_on}
 
 
 def add_options(run: argparse.ArgumentParser, caches: str) -> None:

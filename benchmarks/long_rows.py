@@ -41,7 +41,7 @@ from common import timed_on
 from long_documents import Document
 from long_reader import FILE, FULL, Reader, Row, add_options, append, facts_of_run, measure, question_rows, read_rows
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, QuantizedCache
+from transformers import DynamicCache, QuantizedCache
 
 from hf_paged_eviction import PagedEvictionCache, prepare
 
@@ -140,14 +140,11 @@ class Answers:
 
 
 def _run(options: argparse.Namespace) -> None:
-    torch.set_num_threads(1)
-    tokenizer = AutoTokenizer.from_pretrained(options.model)
-    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
+    reader = Reader.of(options.model, options.chunk)
     kinds = [Held.of(text) for text in options.caches.split(",")]
     if any(kind.name in (PREPARED, ORACLE) for kind in kinds):
-        print(f"profile: {prepare(model, tokenizer).path}", flush=True)
-    model.set_attn_implementation("paged_eviction")
-    reader = Reader(model, tokenizer, options.chunk)
+        print(f"profile: {prepare(reader.model, reader.tokenizer).path}", flush=True)
+    reader.model.set_attn_implementation("paged_eviction")
     append(options.output, [facts_of_run(options, timed_on())])
     if options.answers:
         answers = Answers(reader)
