@@ -155,7 +155,8 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _table(options: argparse.Namespace) -> None:
-    from long_tables import answers, tables, ways
+    from long_summary import ways
+    from long_tables import answers, tables
 
     rows = read_rows(options.output)
     print(tables(rows), ways(rows), answers(rows), sep="\n\n")

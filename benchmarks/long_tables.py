@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from math import sqrt
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from common import cell, table
@@ -59,6 +59,15 @@ def able(rows: Iterable[Row]) -> list[str]:
     return [kind for kind in KINDS if kind in right and fmean(right[kind]) >= ABLE]
 
 
+def caches_of(rows: Iterable[Row]) -> list[tuple[str, str]]:
+    """Names and shares of caches, in the order of tables."""
+    order = [*TITLES]
+    places = {name: at for at, name in enumerate(order)}
+    caches = dict.fromkeys((row["cache"], row["share"]) for row in rows)
+    other = places["unprepared"] + 0.5
+    return sorted(caches, key=lambda one: (places.get(one[0], other), one[0], -Fraction(one[1] or 1)))
+
+
 def share(rows: Iterable[Row]) -> str:
     """Right of asked, and the standard error of their share in percent: questions of a document are no sample.
 
@@ -80,12 +89,8 @@ def share(rows: Iterable[Row]) -> str:
 
 def lines(rows: list[Row], kinds: list[str]) -> Iterator[list[str]]:
     """A line of cells for each cache."""
-    caches = list(dict.fromkeys((row["cache"], row["share"]) for row in rows))
-    order = [*TITLES]
-    places = {name: order.index(name) if name in order else order.index("unprepared") + 0.5 for name, _ in caches}
-    caches.sort(key=lambda one: (places[one[0]], one[0], -Fraction(one[1] or 1)))
     full = {row["document"]: row["nats"] for row in rows if row["cache"] == "full" and row["kind"] == "text"}
-    for name, part in caches:
+    for name, part in caches_of(rows):
         own = [row for row in rows if (row["cache"], row["share"]) == (name, part)]
         lost = [row["nats"] - full[row["document"]] for row in own if row["kind"] == "text"]
         if len(lost) < FEWEST:
@@ -94,7 +99,7 @@ def lines(rows: list[Row], kinds: list[str]) -> Iterator[list[str]]:
         asked = [row for row in own if "right" in row and row["kind"] in kinds]
         yield [
             TITLES.get(name, f"`{name}`"),
-            part or ("1" if name == "full" else f"{_memory(rows, reading):.2f}"),
+            part or memory(rows, reading),
             f"{len(reading)}",
             *(share(row for row in asked if row["kind"] == kind) for kind in kinds),
             share(asked) if len(kinds) > 1 else "",
@@ -104,10 +109,10 @@ def lines(rows: list[Row], kinds: list[str]) -> Iterator[list[str]]:
         ]
 
 
-def _memory(rows: list[Row], reading: list[Row]) -> float:
-    """Bytes at the end, in shares of those of the full cache in 16 bits; models run in 32."""
+def memory(rows: list[Row], reading: list[Row]) -> str:
+    """Bytes at the end, in shares of those of the full cache of a cell, whose keys and values have 16 bits."""
     full = {row["document"]: row["bytes"] for row in rows if row["cache"] == "full" and row["kind"] == "read"}
-    return fmean(row["bytes"] / full[row["document"]] * 2 for row in reading)
+    return f"{fmean(row['bytes'] / full[row['document']] for row in reading):.2g}"
 
 
 def answers(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
@@ -159,61 +164,3 @@ def tables(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
             made = table((*header, "text: nats lost", "reading, s", "peak, MiB"), body)
             found.append(f"{titles.get(model, model)}, {length:,} tokens {how}:\n\n{made}")
     return "\n\n".join(found)
-
-
-def ways(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
-    """What reading in chunks loses against one forward, by documents that a cache has read in both ways; "" = none.
-
-    Args:
-        titles: what to call models.
-    """
-    found = cells(rows)
-    body = []
-    for (model, length, chunk), own in sorted(found.items()):
-        once = found.get((model, length, 0), [])
-        for name, part in dict.fromkeys((row["cache"], row["share"]) for row in once if chunk and row["share"]):
-            texts = _pairs(own, once, (name, part), "nats", {"text"})
-            asked = _pairs(own, once, (name, part), "right", {*able(own)} & {*able(once)})
-            if len(texts) < FEWEST:
-                continue
-            chunks, whole = (sum(sum(pair[at] for pair in pairs) for pairs in asked.values()) for at in (0, 1))
-            number = sum(map(len, asked.values()))
-            more = [sum(pair[0] - pair[1] for pair in pairs) for pairs in asked.values()]
-            lost = [pair[0] - pair[1] for pairs in texts.values() for pair in pairs]
-            body.append(
-                [
-                    titles.get(model, model),
-                    f"{length:,} in {chunk}",
-                    f"{TITLES.get(name, f'`{name}`')}, {part}",
-                    f"{len(texts)}",
-                    f"{chunks}/{number}",
-                    f"{whole}/{number}",
-                    f"{100 * sum(more) / number:+.1f} ± {100 * stdev(more) * sqrt(len(more)) / number:.1f}",
-                    cell(lost, 3, "+"),
-                ]
-            )
-    header = (
-        "model",
-        "tokens",
-        "cache",
-        "documents",
-        "right in chunks",
-        "in one forward",
-        "more, %",
-        "text: nats lost",
-    )
-    return table(header, body) if body else ""
-
-
-def _pairs(
-    chunks: list[Row], once: list[Row], cache: tuple[str, str], what: str, kinds: set[str]
-) -> dict[int, list[tuple[float, float]]]:
-    """By document what a cache has in both ways of reading."""
-    ways = [
-        {(row["document"], row["kind"], row.get("question")): row[what] for row in rows if row["kind"] in kinds}
-        for rows in ([row for row in own if (row["cache"], row["share"]) == cache] for own in (chunks, once))
-    ]
-    found: dict[int, list[tuple[float, float]]] = {}
-    for key in sorted(ways[0].keys() & ways[1].keys(), key=str):
-        found.setdefault(key[0], []).append((ways[0][key], ways[1][key]))
-    return found

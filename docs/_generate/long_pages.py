@@ -7,7 +7,8 @@ from typing import Any
 
 import memory_tables
 from long_reader import FILE, read_rows
-from long_tables import FEWEST, KINDS, able, answers, cells, lines, tables, ways
+from long_summary import by_kind, by_length, ways
+from long_tables import FEWEST, KINDS, able, answers, cells, lines, tables
 from writing import table
 
 #: Models, as their rows call them, and as the pages do; the README shows the first one that has a cell.
@@ -18,6 +19,8 @@ _MODELS = {
 }
 #: Tokens that are read at once in the README's table, and its kinds of questions.
 _CHUNK, _ASKED = 512, ("one", "hop")
+#: Caches of `long_kvpress.py`.
+_PRESSES = ("kvzip", "adakv")
 Row = dict[str, Any]
 
 
@@ -27,13 +30,15 @@ def _rows() -> tuple[Row, ...]:
 
 
 def long_rows(_: str) -> str:
-    """A table for each model, length and way of reading."""
-    return tables(_rows(), _MODELS)
+    """What is answered in chunks, by length and by kind."""
+    return f"{by_length(_rows(), _MODELS)}\n\nBy kind of question. {by_kind(_rows(), _MODELS)}"
 
 
 def long_ways(_: str) -> str:
-    """What chunks lose against one forward."""
-    return ways(_rows(), _MODELS)
+    """What chunks lose against one forward, and what presses of kvpress answer, which read in one."""
+    pressed = {cell for cell, rows in cells(_rows()).items() if any(row["cache"] in _PRESSES for row in rows)}
+    beside = [row for cell, rows in cells(_rows()).items() if cell in pressed for row in rows]
+    return f"{ways(_rows(), _MODELS)}\n\n{tables(beside, _MODELS)}"
 
 
 def long_answers(_: str) -> str:

@@ -177,6 +177,26 @@ def test_kinds_that_the_full_cache_does_not_answer_make_no_column(script: Module
     assert "| `keydiff` | 1/4 | 4 | 16/16 ± 6 % |  | +0.500 ± 0.000 | 1.0 | 1.0 |" in text
 
 
+def test_lengths_make_columns_and_kinds_are_counted_over_them(script: ModuleType) -> None:
+    rows = []
+    for document, length in ((document, length) for document in range(4) for length in (1024, 2048)):
+        key = {"model": "m", "length": length, "chunk": 512, "document": document}
+        for cache, part, wrong in (("full", "", 0), ("keydiff", "1/4", 1), ("int4", "", 2)):
+            own = {**key, "cache": cache, "share": part}
+            rows += [{**own, "kind": "one", "question": at, "right": at >= wrong} for at in range(4)]
+            rows += [{**own, "kind": "hop", "question": 4, "right": length == 2048}]  # not able at 1,024
+            rows += [{**own, "kind": "text", "nats": 2.0 + wrong}]
+            held = {"seconds": 1.0, "peak": 2**21, "bytes": 2**20 >> wrong}
+            rows += [{**own, "kind": "read", "tokens": length, **held}] if (cache, length) != ("int4", 1024) else []
+    rows = [row for row in rows if (row["cache"], row["length"]) != ("int4", 1024)]
+    lengths, kinds = long("summary").by_length(rows, {"m": "M"}), long("summary").by_kind(rows, {"m": "M"})
+    assert "M:\n\n| cache | memory | 1,024, 4 documents | nats lost | 2,048, 4 documents | nats lost |" in lengths
+    assert "| `keydiff` | 1/4 | 12/16 ± 11 % | +1.000 ± 0.000 | 16/20 ± 9 % | +1.000 ± 0.000 |" in lengths
+    assert "| `QuantizedCache`, quanto int4 | 0.25 |  |  | 12/20 ± 11 % | +2.000 ± 0.000 |" in lengths
+    assert "M, 2 lengths; seconds and bytes of 2,048 tokens:" in kinds
+    assert "| `keydiff` | 1/4 | 24/32 ± 8 % | 4/4 ± 19 % | 1 | 2 |" in kinds and "int4" not in kinds
+
+
 def test_chunks_are_compared_by_the_questions_of_both_ways(script: ModuleType) -> None:
     rows = []
     for document in range(4):
@@ -190,8 +210,8 @@ def test_chunks_are_compared_by_the_questions_of_both_ways(script: ModuleType) -
             rows += [{**own, "kind": "one", "question": 7, "right": False}] if chunk else []  # not asked in one forward
             rows += [{**own, "kind": "text", "nats": nats}]
     line = "| m | 2,048 in 512 | `keydiff`, 1/4 | 4 | 6/8 | 8/8 | -25.0 ± 14.4 | +1.000 ± 0.289 |"
-    assert line in long("tables").ways(rows)
-    assert long("tables").ways(row for row in rows if row["chunk"]) == ""
+    assert line in long("summary").ways(rows)
+    assert long("summary").ways(row for row in rows if row["chunk"]) == ""
 
 
 def test_long_answers_make_a_line_with_errors(script: ModuleType) -> None:
