@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 
 from common import cell, table
 from long_documents import KINDS
-from long_tables import FEWEST, TITLES, Row, able, caches_of, cells, memory, share
+from long_tables import FEWEST, Row, able, caches_of, cells, memory, share, title
 
 
 def by_length(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
@@ -26,7 +26,7 @@ def by_length(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
         for name, part in caches_of(row for of_length in own.values() for row in of_length):
             line = [entry for of_length in own.values() for entry in _entry(of_length, (name, part))]
             if any(line):
-                body.append([TITLES.get(name, f"`{name}`"), part or _memory(own, name), *line])
+                body.append([title(name), part or _memory(own, name), *line])
         found.append(f"{titles.get(model, model)}:\n\n{table(header, body)}")
     return "\n\n".join(found)
 
@@ -43,8 +43,9 @@ def by_kind(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
         asked = [
             {**row, "document": (length, row["document"])}
             for length, of_length in own.items()
+            for kinds in [able(of_length)]
             for row in of_length
-            if row["kind"] in able(of_length) and "right" in row
+            if row["kind"] in kinds and "right" in row
         ]
         kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in asked)]
         longest = max(own)
@@ -55,7 +56,7 @@ def by_kind(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
                 reading = [row for row in own[longest] if row["kind"] == "read" and _is_of(row, one)]
                 right = (share(row for row in asked if _is_of(row, one) and row["kind"] == kind) for kind in kinds)
                 cost = (f"{fmean(row[name] for row in reading) / per:.0f}" for name, per in _COSTS.items())
-                body.append([TITLES.get(one[0], f"`{one[0]}`"), one[1] or _memory(own, one[0]), *right, *cost])
+                body.append([title(one[0]), one[1] or _memory(own, one[0]), *right, *cost])
         if len(kinds) > 1:
             where = (
                 f"{len(own)} lengths; seconds and bytes of {longest:,} tokens"
@@ -100,8 +101,6 @@ def _entry(rows: list[Row], one: tuple[str, str]) -> tuple[str, str]:
 
 def _memory(own: Mapping[int, list[Row]], name: str) -> str:
     """The share of the memory that a cache has which has no size of its own, at the longest text."""
-    if name == "full":
-        return "1"
     length = max(length for length, rows in own.items() if len(_texts(rows, (name, ""))) >= FEWEST)
     return memory(own[length], [row for row in own[length] if row["kind"] == "read" and row["cache"] == name])
 
@@ -129,7 +128,7 @@ def ways(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
                 [
                     titles.get(model, model),
                     f"{length:,} in {chunk}",
-                    f"{TITLES.get(name, f'`{name}`')}, {part}",
+                    f"{title(name)}, {part}",
                     f"{len(texts)}",
                     f"{chunks}/{number}",
                     f"{whole}/{number}",

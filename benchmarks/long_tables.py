@@ -59,10 +59,14 @@ def able(rows: Iterable[Row]) -> list[str]:
     return [kind for kind in KINDS if kind in right and fmean(right[kind]) >= ABLE]
 
 
+def title(name: str) -> str:
+    """What tables call a cache."""
+    return TITLES.get(name, f"`{name}`")
+
+
 def caches_of(rows: Iterable[Row]) -> list[tuple[str, str]]:
     """Names and shares of caches, in the order of tables."""
-    order = [*TITLES]
-    places = {name: at for at, name in enumerate(order)}
+    places = {name: at for at, name in enumerate(TITLES)}
     caches = dict.fromkeys((row["cache"], row["share"]) for row in rows)
     other = places["unprepared"] + 0.5
     return sorted(caches, key=lambda one: (places.get(one[0], other), one[0], -Fraction(one[1] or 1)))
@@ -98,7 +102,7 @@ def lines(rows: list[Row], kinds: list[str]) -> Iterator[list[str]]:
         reading = [row for row in own if row["kind"] == "read"]
         asked = [row for row in own if "right" in row and row["kind"] in kinds]
         yield [
-            TITLES.get(name, f"`{name}`"),
+            title(name),
             part or memory(rows, reading),
             f"{len(reading)}",
             *(share(row for row in asked if row["kind"] == kind) for kind in kinds),
@@ -130,7 +134,7 @@ def answers(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
     texts = []
     for (model, length), caches in sorted(found.items()):
         body = [
-            [TITLES.get(name, f"`{name}`"), part, f"{len(parts[0])}", *(_apart(parts[at].values()) for at in parts)]
+            [title(name), part, f"{len(parts[0])}", *(_apart(parts[at].values()) for at in parts)]
             for (name, part), parts in caches.items()
             if len(parts[0]) >= FEWEST
         ]

@@ -36,8 +36,8 @@ def long_rows(_: str) -> str:
 
 def long_ways(_: str) -> str:
     """What chunks lose against one forward, and what presses of kvpress answer, which read in one."""
-    pressed = {cell for cell, rows in cells(_rows()).items() if any(row["cache"] in _PRESSES for row in rows)}
-    beside = [row for cell, rows in cells(_rows()).items() if cell in pressed for row in rows]
+    pressed = (rows for rows in cells(_rows()).values() if any(row["cache"] in _PRESSES for row in rows))
+    beside = [row for rows in pressed for row in rows]
     return f"{ways(_rows(), _MODELS)}\n\n{tables(beside, _MODELS)}"
 
 
