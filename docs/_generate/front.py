@@ -38,7 +38,6 @@ def lines() -> list[Line]:
     found = []
     for name, shares in _SHOWN:
         for share in shares:
-            group = frame[(frame["cache"] == name) & (frame["share"] == share)]
-            right = kept.right(kept.asked(group, "later", False))
+            right = kept.right(kept.asked(kept.group_of(frame, name, share), "later", False))
             found.append(Line(kept.CACHES[name], kept.SHARES[share], int(right.partition(" ")[0])))
     return found

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
+from itertools import chain, repeat
 
 from common import cell
 from measured import RESULTS
@@ -13,7 +14,7 @@ from pandas import DataFrame, concat
 from real_rows import percent
 from writing import listed, table
 
-#: Models, as the pages call them.
+#: Models, as the pages call them, in the order of tables.
 MODELS = {
     "smollm2": "SmolLM2-135M-Instruct",
     "qwen-coder-0.5b": "Qwen2.5-Coder-0.5B-Instruct",
@@ -29,12 +30,14 @@ CACHES = {
     "random": "random eviction",
 }
 SHARES = {1 / 2: "1/2", 1 / 4: "1/4", 1 / 8: "1/8", 1 / 16: "1/16"}
+#: Caches that have all shares, and the shares of the others.
+_OURS, _PUBLISHED = ("prepared", "without"), (1 / 4, 1 / 8)
 #: Columns of right answers: a use, and whether the prompts are those with three other keys; None = there are none.
 _QUESTIONS = {
     "one fact, asked after compression: right, %": ("later", False),
     "asked in the prompt": ("before", False),
-    "one of four, after compression": ("later", True),
-    "one of twelve, after compression": ("twelve", None),
+    "one of four, after": ("later", True),
+    "one of twelve, after": ("twelve", None),
 }
 #: The task with four keys.
 _OF_FOUR = "multikey"
@@ -52,21 +55,31 @@ def rows(model: str) -> DataFrame:
     return concat(frames, ignore_index=True)
 
 
-def memory(model: str) -> str:
-    """The table of a model: caches at shares of the memory."""
+def memory(_: str) -> str:
+    """The table of all models: caches at shares of the memory."""
+    header = ("model", "cache", "memory", "bits", "text: nats lost", *_QUESTIONS, "of", "dtype")
+    return table(header, [line for model in MODELS for line in _lines(model)])
+
+
+def _lines(model: str) -> Iterator[list[str]]:
     frame = rows(model)
-    header = ("cache", "memory", "bits", "text: nats lost", *_QUESTIONS)
-    lines = [["full cache", "1", "16", "0", *("100" for _ in _QUESTIONS)], *_lines(frame, tuple(CACHES))]
-    return f"{table(header, lines)}\n\n{_note(MODELS[model], frame)}"
-
-
-def _lines(frame: DataFrame, caches: Sequence[str]) -> Iterator[list[str]]:
-    for name in caches:
-        for share, title in SHARES.items():
-            group = frame[(frame["cache"] == name) & (frame["share"] == share)]
-            cells = [lost(frame, group), *(right(asked(group, *question)) for question in _QUESTIONS.values())]
+    titles = chain([MODELS[model]], repeat(""))
+    for name in CACHES:
+        for share in _PUBLISHED if name not in _OURS else SHARES:
+            group = group_of(frame, name, share)
+            columns = [asked(group, *question) for question in _QUESTIONS.values()]
+            cells = [lost(frame, group), *map(right, columns)]
             if any(cells):
-                yield [CACHES[name], title, _bits(group), *cells]
+                texts = group[group["use"] == "text"]
+                counts = ", ".join(str(one["prompt"].nunique()) for one in (texts, *columns))
+                dtype = listed([*group["dtype"].unique()])
+                yield [next(titles), CACHES[name], SHARES[share], _bits(group), *cells, counts, dtype]
+
+
+def group_of(frame: DataFrame, name: str, share: float) -> DataFrame:
+    """The rows of a cache; a prompt that was read in two dtypes counts once."""
+    group = frame[(frame["cache"] == name) & (frame["share"] == share)]
+    return group.sort_values("dtype", kind="stable").drop_duplicates(["use", "prompt"])
 
 
 def _bits(group: DataFrame) -> str:
@@ -93,40 +106,3 @@ def lost(frame: DataFrame, group: DataFrame) -> str:
 def right(group: DataFrame) -> str:
     """Right answers in percent; a cache that is too small for a share has none. "" if too few were measured."""
     return percent(group["right"].fillna(False).astype(float)) if len(group) >= _FEWEST else ""
-
-
-def _note(model: str, frame: DataFrame) -> str:
-    prepared = frame[frame["cache"] == "prepared"]
-    counts = {share: _counts(prepared[prepared["share"] == share]) for share in SHARES}
-    one, known, four, twelve, texts = most = max(counts.values())
-    fewer = {count: [SHARES[share] for share in counts if counts[share] == count] for count in counts.values()}
-    rest = "".join(
-        f" At {listed(titles)} of the memory: {listed([*map(str, count)])}."
-        for count, titles in fewer.items()
-        if any(count) and count != most
-    )
-    missing = [title for share, title in SHARES.items() if not any(counts[share])]
-    without = f" Not measured: {listed(missing)} of the memory." if missing else ""
-    usual = (frame if prepared.empty else frame[frame["cache"] != "prepared"])["dtype"].mode()[0]
-    also = "".join(f" (after `prepare`{where} in {dtype})" for dtype, where in _elsewhere(prepared, usual))
-    return (
-        f"{model} in {usual}{also}. Memory: of keys and values in 16 bits. Bits: of a number, or "
-        f"of keys and of values. Right answers: of prompts of about 900 tokens that the full cache answers, {one} with "
-        f"one fact (asked after compression), {known} (in the prompt), {four} with four keys, {twelve} questions about "
-        "one of twelve passkeys. "
-        f"Nats: the 128 tokens behind {texts} texts of 896 tokens.{rest}{without}"
-    )
-
-
-def _elsewhere(prepared: DataFrame, usual: str) -> Iterator[tuple[str, str]]:
-    """The other dtypes, and the shares that ran in them if not all did."""
-    measured = set(prepared["share"])
-    for dtype, group in prepared[prepared["dtype"] != usual].groupby("dtype"):
-        titles = [title for share, title in SHARES.items() if share in set(group["share"])]
-        yield str(dtype), "" if set(group["share"]) == measured else f" at {listed(titles)}"
-
-
-def _counts(prepared: DataFrame) -> tuple[int, ...]:
-    """Prompts of each column of right answers, and texts."""
-    prompts = (asked(prepared, *question)["prompt"].nunique() for question in _QUESTIONS.values())
-    return (*prompts, prepared[prepared["use"] == "text"]["prompt"].nunique())
