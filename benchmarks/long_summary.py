@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from math import sqrt
-from statistics import fmean, stdev
+from statistics import stdev
 
 from common import cell, table
 from long_documents import KINDS
-from long_tables import FEWEST, Row, able, caches_of, cells, memory, share, title
+from long_tables import FEWEST, FULL, Cache, Row, able, cache_of, cells, in_order, lines, of_cache, share, shown, title
+
+#: What a document that is read takes.
+_COSTS = ("reading, s", "peak, MiB")
 
 
 def by_length(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
@@ -19,15 +22,17 @@ def by_length(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
     """
     found = []
     for model, own in _in_chunks(rows, titles).items():
-        header = ["cache", "memory"]
-        for length, of_length in own.items():
-            header += [f"{length:,}, {len(_texts(of_length, ('full', '')))} documents", "nats lost"]
+        made = {length: lines(of_length) for length, of_length in own.items()}
         body = []
-        for name, part in caches_of(row for of_length in own.values() for row in of_length):
-            line = [entry for of_length in own.values() for entry in _entry(of_length, (name, part))]
-            if any(line):
-                body.append([title(name), part or _memory(own, name), *line])
-        found.append(f"{titles.get(model, model)}:\n\n{table(header, body)}")
+        for one in in_order(one for of_length in made.values() for one in of_length):
+            longest = max(length for length, of_length in made.items() if one in of_length)
+            line = {name: made[longest][one][name] for name in ("cache", "memory")}
+            for length, of_length in made.items():
+                cells_of = of_length.get(one, {})
+                line[f"{length:,}, {of_length[FULL]['documents']} documents"] = cells_of.get("all kinds", "")
+                line[f"nats lost at {length:,}"] = cells_of.get("text: nats lost", "")
+            body.append(line)
+        found.append(f"{titles.get(model, model)}:\n\n{shown(body)}")
     return "\n\n".join(found)
 
 
@@ -45,64 +50,30 @@ def by_kind(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
             for length, of_length in own.items()
             for kinds in [able(of_length)]
             for row in of_length
-            if row["kind"] in kinds and "right" in row
+            if row["kind"] in kinds
         ]
         kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in asked)]
-        longest = max(own)
-        header = ("cache", "memory", *(KINDS[kind] for kind in kinds), "reading, s", "peak, MiB")
-        body = []
-        for one in caches_of(asked):
-            if all(len(_texts(of_length, one)) >= FEWEST for of_length in own.values()):
-                reading = [row for row in own[longest] if row["kind"] == "read" and _is_of(row, one)]
-                right = (share(row for row in asked if _is_of(row, one) and row["kind"] == kind) for kind in kinds)
-                cost = (f"{fmean(row[name] for row in reading) / per:.0f}" for name, per in _COSTS.items())
-                body.append([title(one[0]), one[1] or _memory(own, one[0]), *right, *cost])
         if len(kinds) > 1:
-            where = (
-                f"{len(own)} lengths; seconds and bytes of {longest:,} tokens"
-                if len(own) > 1
-                else f"{longest:,} tokens"
-            )
-            found.append(f"{titles.get(model, model)}, {where}:\n\n{table(header, body)}")
+            made = {length: lines(of_length) for length, of_length in own.items()}
+            longest = made[max(made)]
+            everywhere = [one for one in longest if all(one in of_length for of_length in made.values())]
+            body = []
+            for one in everywhere:
+                of_one = of_cache(asked, one)
+                right = {KINDS[kind]: share(row for row in of_one if row["kind"] == kind) for kind in kinds}
+                body.append({name: (longest[one] | right)[name] for name in ("cache", "memory", *right, *_COSTS)})
+            where = f"{len(own)} lengths; seconds and bytes of " if len(own) > 1 else ""
+            found.append(f"{titles.get(model, model)}, {where}{max(own):,} tokens:\n\n{shown(body)}")
     return "\n\n".join(found)
-
-
-#: Of a document that was read, and of what it is told in.
-_COSTS = {"seconds": 1, "peak": 2**20}
 
 
 def _in_chunks(rows: Iterable[Row], titles: Mapping[str, str]) -> dict[str, dict[int, list[Row]]]:
     """Rows by model and length, of lengths at which enough documents were read in chunks."""
     found: dict[str, dict[int, list[Row]]] = {model: {} for model in titles}
     for (model, length, chunk), own in sorted(cells(rows).items()):
-        if chunk and len(_texts(own, ("full", ""))) >= FEWEST:
+        if chunk and FULL in lines(own):
             found.setdefault(model, {})[length] = own
     return {model: own for model, own in found.items() if own}
-
-
-def _is_of(row: Row, one: tuple[str, str]) -> bool:
-    return (row["cache"], row["share"]) == one
-
-
-def _texts(rows: Iterable[Row], one: tuple[str, str]) -> dict[int, float]:
-    """Nats of the text that follows, by document."""
-    return {row["document"]: row["nats"] for row in rows if row["kind"] == "text" and _is_of(row, one)}
-
-
-def _entry(rows: list[Row], one: tuple[str, str]) -> tuple[str, str]:
-    """Right answers of all kinds, and nats lost; "" = too few documents."""
-    full, own = _texts(rows, ("full", "")), _texts(rows, one)
-    if len(own) < FEWEST:
-        return "", ""
-    kinds = able(rows)
-    right = share(row for row in rows if "right" in row and row["kind"] in kinds and _is_of(row, one))
-    return right, "0" if one[0] == "full" else cell((nats - full[at] for at, nats in own.items()), 3, "+")
-
-
-def _memory(own: Mapping[int, list[Row]], name: str) -> str:
-    """The share of the memory that a cache has which has no size of its own, at the longest text."""
-    length = max(length for length, rows in own.items() if len(_texts(rows, (name, ""))) >= FEWEST)
-    return memory(own[length], [row for row in own[length] if row["kind"] == "read" and row["cache"] == name])
 
 
 def ways(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
@@ -115,9 +86,9 @@ def ways(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
     body = []
     for (model, length, chunk), own in sorted(found.items()):
         once = found.get((model, length, 0), [])
-        for name, part in dict.fromkeys((row["cache"], row["share"]) for row in once if chunk and row["share"]):
-            texts = _pairs(own, once, (name, part), "nats", {"text"})
-            asked = _pairs(own, once, (name, part), "right", {*able(own)} & {*able(once)})
+        for one in dict.fromkeys(cache_of(row) for row in once if chunk and row["share"]):
+            texts = _pairs(own, once, one, "nats", {"text"})
+            asked = _pairs(own, once, one, "right", {*able(own)} & {*able(once)})
             if len(texts) < FEWEST:
                 continue
             chunks, whole = (sum(sum(pair[at] for pair in pairs) for pairs in asked.values()) for at in (0, 1))
@@ -128,7 +99,7 @@ def ways(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
                 [
                     titles.get(model, model),
                     f"{length:,} in {chunk}",
-                    f"{title(name)}, {part}",
+                    f"{title(one[0])}, {one[1]}",
                     f"{len(texts)}",
                     f"{chunks}/{number}",
                     f"{whole}/{number}",
@@ -150,12 +121,16 @@ def ways(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
 
 
 def _pairs(
-    chunks: list[Row], once: list[Row], cache: tuple[str, str], what: str, kinds: set[str]
+    chunks: list[Row], once: list[Row], one: Cache, what: str, kinds: set[str]
 ) -> dict[int, list[tuple[float, float]]]:
     """By document what a cache has in both ways of reading."""
     ways = [
-        {(row["document"], row["kind"], row.get("question")): row[what] for row in rows if row["kind"] in kinds}
-        for rows in ([row for row in own if (row["cache"], row["share"]) == cache] for own in (chunks, once))
+        {
+            (row["document"], row["kind"], row.get("question")): row[what]
+            for row in of_cache(own, one)
+            if row["kind"] in kinds
+        }
+        for own in (chunks, once)
     ]
     found: dict[int, list[tuple[float, float]]] = {}
     for key in sorted(ways[0].keys() & ways[1].keys(), key=str):

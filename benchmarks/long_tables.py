@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from math import sqrt
 from statistics import fmean
@@ -13,8 +13,11 @@ from long_documents import KINDS
 
 Row = dict[str, Any]
 Cell = tuple[str, int, int]
+#: Name and share of a cache.
+Cache = tuple[str, str]
 #: A model that answers fewer of a kind with the full cache is not asked: the rest would be luck.
 ABLE = 0.6
+FULL: Cache = ("full", "")
 #: Fewer documents than these make no line.
 FEWEST = 4
 TITLES = {
@@ -64,12 +67,21 @@ def title(name: str) -> str:
     return TITLES.get(name, f"`{name}`")
 
 
-def caches_of(rows: Iterable[Row]) -> list[tuple[str, str]]:
-    """Names and shares of caches, in the order of tables."""
+def cache_of(row: Row) -> Cache:
+    """Which cache was measured."""
+    return row["cache"], row["share"]
+
+
+def of_cache(rows: Iterable[Row], one: Cache) -> list[Row]:
+    """The rows of a cache."""
+    return [row for row in rows if cache_of(row) == one]
+
+
+def in_order(caches: Iterable[Cache]) -> list[Cache]:
+    """Caches in the order of tables, each once."""
     places = {name: at for at, name in enumerate(TITLES)}
-    caches = dict.fromkeys((row["cache"], row["share"]) for row in rows)
     other = places["unprepared"] + 0.5
-    return sorted(caches, key=lambda one: (places.get(one[0], other), one[0], -Fraction(one[1] or 1)))
+    return sorted({*caches}, key=lambda one: (places.get(one[0], other), one[0], -Fraction(one[1] or 1)))
 
 
 def share(rows: Iterable[Row]) -> str:
@@ -91,31 +103,32 @@ def share(rows: Iterable[Row]) -> str:
     return f"{right}/{asked} ± {100 * max(clustered, sqrt(likely * (1 - likely) / asked)):.0f} %"
 
 
-def lines(rows: list[Row], kinds: list[str]) -> Iterator[list[str]]:
-    """A line of cells for each cache."""
-    full = {row["document"]: row["nats"] for row in rows if row["cache"] == "full" and row["kind"] == "text"}
-    for name, part in caches_of(rows):
-        own = [row for row in rows if (row["cache"], row["share"]) == (name, part)]
+def lines(rows: list[Row]) -> dict[Cache, dict[str, str]]:
+    """Of each cache that has read enough documents the cells of its line, by their columns."""
+    kinds = able(rows)
+    full = {row["document"]: row["nats"] for row in of_cache(rows, FULL) if row["kind"] == "text"}
+    found = {}
+    for one in in_order(map(cache_of, rows)):
+        own = of_cache(rows, one)
         lost = [row["nats"] - full[row["document"]] for row in own if row["kind"] == "text"]
-        if len(lost) < FEWEST:
-            continue
-        reading = [row for row in own if row["kind"] == "read"]
-        asked = [row for row in own if "right" in row and row["kind"] in kinds]
-        yield [
-            title(name),
-            part or memory(rows, reading),
-            f"{len(reading)}",
-            *(share(row for row in asked if row["kind"] == kind) for kind in kinds),
-            share(asked) if len(kinds) > 1 else "",
-            "0" if name == "full" else cell(lost, 3, "+"),
-            f"{fmean(row['seconds'] for row in reading):.1f}",
-            f"{fmean(row['peak'] for row in reading) / 2**20:.1f}",
-        ]
+        if len(lost) >= FEWEST:
+            reading = [row for row in own if row["kind"] == "read"]
+            found[one] = {
+                "cache": title(one[0]),
+                "memory": one[1] or memory(rows, reading),
+                "documents": f"{len(reading)}",
+                **{KINDS[kind]: share(row for row in own if row["kind"] == kind) for kind in kinds},
+                "all kinds": share(row for row in own if row["kind"] in kinds),
+                "text: nats lost": "0" if one == FULL else cell(lost, 3, "+"),
+                "reading, s": f"{fmean(row['seconds'] for row in reading):.1f}",
+                "peak, MiB": f"{fmean(row['peak'] for row in reading) / 2**20:.1f}",
+            }
+    return found
 
 
 def memory(rows: list[Row], reading: list[Row]) -> str:
     """Bytes at the end, in shares of those of the full cache of a cell, whose keys and values have 16 bits."""
-    full = {row["document"]: row["bytes"] for row in rows if row["cache"] == "full" and row["kind"] == "read"}
+    full = {row["document"]: row["bytes"] for row in of_cache(rows, FULL) if row["kind"] == "read"}
     return f"{fmean(row['bytes'] / full[row['document']] for row in reading):.2g}"
 
 
@@ -125,11 +138,11 @@ def answers(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
     Args:
         titles: what to call models.
     """
-    found: dict[tuple[str, int], dict[tuple[str, str], dict[int, dict[int, Row]]]] = {}
+    found: dict[tuple[str, int], dict[Cache, dict[int, dict[int, Row]]]] = {}
     for row in rows:
         if row["kind"] == "answer":
             caches = found.setdefault((row["model"], row["length"]), {})
-            parts = caches.setdefault((row["cache"], row["share"]), {})
+            parts = caches.setdefault(cache_of(row), {})
             parts.setdefault(row["question"], {})[row["document"]] = row
     texts = []
     for (model, length), caches in sorted(found.items()):
@@ -160,11 +173,13 @@ def tables(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
     """
     found = []
     for (model, length, chunk), own in sorted(cells(rows).items()):
-        kinds = able(own)
-        header = ("cache", "memory", "documents", *(KINDS[kind] for kind in kinds), "all")
-        body = list(lines(own, kinds))
-        if body:
+        if made := lines(own):
             how = f"in chunks of {chunk}" if chunk else "in one forward"
-            made = table((*header, "text: nats lost", "reading, s", "peak, MiB"), body)
-            found.append(f"{titles.get(model, model)}, {length:,} tokens {how}:\n\n{made}")
+            found.append(f"{titles.get(model, model)}, {length:,} tokens {how}:\n\n{shown(made.values())}")
     return "\n\n".join(found)
+
+
+def shown(found: Iterable[Mapping[str, str]]) -> str:
+    """A table of lines, all of the same columns."""
+    body = list(found)
+    return table(tuple(body[0]), [[*line.values()] for line in body])

@@ -6,10 +6,10 @@ from functools import cache
 from typing import Any
 
 import memory_tables
+from long_documents import KINDS
 from long_reader import FILE, read_rows
 from long_summary import by_kind, by_length, ways
-from long_tables import FEWEST, KINDS, able, answers, cells, lines, tables
-from writing import table
+from long_tables import FEWEST, able, answers, cells, lines, shown, tables
 
 #: Models, as their rows call them, and as the pages do; the README shows the first one that has a cell.
 _MODELS = {
@@ -54,43 +54,22 @@ def long_answers(_: str) -> str:
 def front(_: str) -> str:
     """The table of the README: the longest texts of one model of which there are enough documents."""
     model, length, rows = _longest()
-    kinds = able(rows)
-    shown = {KINDS[kind]: 3 + kinds.index(kind) for kind in _ASKED if kind in kinds}
-    if len(kinds) > len(shown):
-        shown["all kinds"] = 3 + len(kinds)
-    header = ("cache", "memory", *shown, "text: nats lost")
-    body = [[*line[:2], *(line[at] for at in shown.values()), line[4 + len(kinds)]] for line in lines(rows, kinds)]
-    documents = sorted({len(own) for own in _documents(rows).values() if len(own) >= FEWEST})
+    kinds, made = able(rows), lines(rows).values()
+    asked = [KINDS[kind] for kind in _ASKED if kind in kinds]
+    body = [{name: line[name] for name in ("cache", "memory", *asked, "all kinds", "text: nats lost")} for line in made]
+    documents = sorted({int(line["documents"]) for line in made})
     counted = " to ".join(str(number) for number in dict.fromkeys((documents[0], documents[-1])))
     return (
         f"**Longer, read in chunks** of {_CHUNK}: {_MODELS[model]}, {counted} documents of {length:,} tokens, right of "
         "the questions that the full cache answers (its own line: of all; [all kinds, lengths and models]"
-        f"(docs/real_models.md#long-texts-read-in-chunks)).\n\n{table(header, body)}"
+        f"(docs/real_models.md#long-texts-read-in-chunks)).\n\n{shown(body)}"
     )
 
 
 def _longest() -> tuple[str, int, list[Row]]:
-    """Model, length and rows of the README."""
+    """Model, length and rows of the README: the longest texts that the full and a prepared cache have read."""
     for model in _MODELS:
-        lengths = {
-            length: rows
-            for (name, length, chunk), rows in cells(_rows()).items()
-            if (name, chunk) == (model, _CHUNK) and _is_enough(rows)
-        }
-        if lengths:
-            return model, max(lengths), lengths[max(lengths)]
+        for (name, length, chunk), rows in sorted(cells(_rows()).items(), reverse=True):
+            if (name, chunk) == (model, _CHUNK) and {"full", "prepared"} <= {one for one, _ in lines(rows)}:
+                return model, length, rows
     raise ValueError(f"{FILE} has no {FEWEST} documents that the full and a prepared cache have read in chunks")
-
-
-def _is_enough(rows: list[Row]) -> bool:
-    read = _documents(rows)
-    return all(any(len(own) >= FEWEST for name, own in read.items() if name[0] == one) for one in ("full", "prepared"))
-
-
-def _documents(rows: list[Row]) -> dict[tuple[str, str], set[int]]:
-    """Documents that each cache has read."""
-    read: dict[tuple[str, str], set[int]] = {}
-    for row in rows:
-        if row["kind"] == "read":
-            read.setdefault((row["cache"], row["share"]), set()).add(row["document"])
-    return read

@@ -174,7 +174,7 @@ def test_kinds_that_the_full_cache_does_not_answer_make_no_column(script: Module
             rows += [{**own, "kind": "read", "tokens": 2000, "seconds": 1.0, "peak": 2**20, "bytes": 2**20}]
     text = long("tables").tables([{"kind": "run"}, *rows, *rows])
     assert "m, 2,048 tokens in chunks of 512:" in text and "one fact" in text and "two hops" not in text
-    assert "| `keydiff` | 1/4 | 4 | 16/16 ± 6 % |  | +0.500 ± 0.000 | 1.0 | 1.0 |" in text
+    assert "| `keydiff` | 1/4 | 4 | 16/16 ± 6 % | 16/16 ± 6 % | +0.500 ± 0.000 | 1.0 | 1.0 |" in text
 
 
 def test_lengths_make_columns_and_kinds_are_counted_over_them(script: ModuleType) -> None:
@@ -190,11 +190,14 @@ def test_lengths_make_columns_and_kinds_are_counted_over_them(script: ModuleType
             rows += [{**own, "kind": "read", "tokens": length, **held}] if (cache, length) != ("int4", 1024) else []
     rows = [row for row in rows if (row["cache"], row["length"]) != ("int4", 1024)]
     lengths, kinds = long("summary").by_length(rows, {"m": "M"}), long("summary").by_kind(rows, {"m": "M"})
-    assert "M:\n\n| cache | memory | 1,024, 4 documents | nats lost | 2,048, 4 documents | nats lost |" in lengths
+    assert (
+        "M:\n\n| cache | memory | 1,024, 4 documents | nats lost at 1,024 | 2,048, 4 documents | nats lost at 2,048 |"
+        in lengths
+    )
     assert "| `keydiff` | 1/4 | 12/16 ± 11 % | +1.000 ± 0.000 | 16/20 ± 9 % | +1.000 ± 0.000 |" in lengths
     assert "| `QuantizedCache`, quanto int4 | 0.25 |  |  | 12/20 ± 11 % | +2.000 ± 0.000 |" in lengths
     assert "M, 2 lengths; seconds and bytes of 2,048 tokens:" in kinds
-    assert "| `keydiff` | 1/4 | 24/32 ± 8 % | 4/4 ± 19 % | 1 | 2 |" in kinds and "int4" not in kinds
+    assert "| `keydiff` | 1/4 | 24/32 ± 8 % | 4/4 ± 19 % | 1.0 | 2.0 |" in kinds and "int4" not in kinds
 
 
 def test_chunks_are_compared_by_the_questions_of_both_ways(script: ModuleType) -> None:
