@@ -42,6 +42,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "counts": policy_pages.counts,
     "decode": measured.decode,
     "endless-text": measured.endless_text,
+    "heads-apart": real_tables.heads_apart,
     "lazy-reuse": measured.lazy_reuse,
     "long-answers": long_pages.long_answers,
     "long-front": long_pages.front,
@@ -56,7 +57,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "positions": measured.positions,
     "peers-speed": speed_tables.speed,
     "prefill-time": prefill_tables.prefill_time,
-    "real": real_tables.real,
+    "published": real_tables.published,
     "recent-tokens": measured.recent_tokens,
     "update-times": measured.update,
 }

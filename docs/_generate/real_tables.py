@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any
+from itertools import zip_longest
 
 from common import cell
+from memory_tables import MODELS
 from pandas import DataFrame, concat
 from real_rows import (
     QUARTER,
@@ -25,6 +26,10 @@ from writing import table
 _GONE = re.compile("full|oracle|auto.*|calibrated|self_calibrated|.*@global")
 #: Of running text, and of questions that were not known and known.
 _SIDES = ("text: nats lost", "unknown: right, %", "KL", "known: right, %", "KL")
+#: Models on which published policies were measured.
+_PUBLISHED = {name: MODELS[name] for name in ("smollm2", "gemma3")}
+#: The model on which separate heads were.
+_HEADS = "smollm2"
 #: A cell out of the rows behind it.
 Shown = Callable[[DataFrame], str]
 
@@ -43,23 +48,28 @@ def right(group: DataFrame) -> str:
     return percent(group["score"])
 
 
-def front_table(name: str = "smollm2") -> str:
-    """One budget, one line per policy: running text, and questions that were not known and known."""
+def published(_: str) -> str:
+    """One budget, one line per model and policy: running text, and questions that were not known and known."""
+    made = {name: _policies(name) for name in _PUBLISHED}
+    body = [line for lines, _ in made.values() for line in lines]
+    counted = "; ".join(f"{_PUBLISHED[name]}: {count}" for name, (_, count) in made.items())
+    return f"{table(('model', 'policy', *_SIDES), body)}\n\nThe same under all policies. {counted}."
+
+
+def _policies(name: str) -> tuple[list[list[str]], str]:
+    """Lines of a model, and of how many texts and prompts they are."""
     texts = finished(load(name, "text"))
     lost = (-less(texts, "loss"))[texts["budget"] == "25%"].groupby(texts["policy"]).agg(cell, 2)
     sides = [_needles(name, protocol) for protocol in ("unknown", "known")]
-    if not all((side["policy"] == "auto").any() for side in sides):
-        return "No rows."
     far = [side.groupby("policy")["kl"].mean() for side in sides]
     order = shipped((far[0] + far[1]).dropna().sort_values(kind="stable").index)
     lines = [
-        [f"`{policy}`", lost.get(policy, "not run")]
+        [title, f"`{policy}`", lost.get(policy, "not run")]
         + [shown(side[side["policy"] == policy]) for side in sides for shown in (right, apart)]
-        for policy in order
+        for title, policy in zip_longest([_PUBLISHED[name]], order, fillvalue="")
     ]
     counts = " and ".join(str(sum(side["policy"] == "auto")) for side in sides)
-    shown = table(("policy", *_SIDES), lines)
-    return f"{shown}\n\n{len(full(texts))} texts; the same {counts} prompts under all policies."
+    return lines, f"{len(full(texts))} texts, {counts} prompts"
 
 
 def _needles(name: str, protocol: str) -> DataFrame:
@@ -72,18 +82,18 @@ def _needles(name: str, protocol: str) -> DataFrame:
     return frame[frame["prompt"].isin(same) & (frame["budget"] == QUARTER)]
 
 
-def heads_apart(name: str) -> str:
-    """What it changes that each KV head evicts its own tokens: divergence in needles and texts, paired by question; of
-    policies that are better than `random`."""
+def heads_apart(_: str) -> str:
+    """What it changes on a model that each KV head evicts its own tokens: divergence in needles and texts, paired by
+    question; of policies that are better than `random`."""
     parts, by = [], ["policy", "question"]
     for title, runs, size in (
         ("unknown", ("needles_unknown", "every_unknown"), QUARTER),
         ("known", ("needles_known", "every_known"), QUARTER),
         ("text", ("text",), "25%"),
     ):
-        together = concat([load(name, run) if title == "text" else answered(load(name, run)) for run in runs])
+        together = concat([load(_HEADS, run) if title == "text" else answered(load(_HEADS, run)) for run in runs])
         together = together[together["budget"] == size].drop_duplicates(by, keep="last")[[*by, "kl"]]
-        apart = load(name, f"heads_{title}")
+        apart = load(_HEADS, f"heads_{title}")
         pairs = apart[apart["budget"] == size].merge(together, on=by, suffixes=("", "_together"))
         most = pairs.groupby("policy").size().max()
         groups = dict(list(pairs.groupby("policy")))
@@ -107,7 +117,7 @@ def better_than_random() -> frozenset[str]:
     """Policies that answer more needles than `random` on SmolLM2 or Gemma, or lose less of a text, by more than twice
     the error."""
     found: set[str] = set()
-    for name in ("smollm2", "gemma3"):
+    for name in _PUBLISHED:
         texts = finished(load(name, "text"))
         texts = texts.assign(score=less(texts, "loss"))  # the higher the better
         for frame in (texts[texts["budget"] == "25%"], *(_needles(name, side) for side in ("unknown", "known"))):
@@ -116,20 +126,3 @@ def better_than_random() -> frozenset[str]:
             error = (scores["sem"] ** 2 + scores.loc["random", "sem"] ** 2) ** 0.5
             found |= {*shipped(scores.index[gain > 2 * error])}
     return frozenset(found)
-
-
-# ---- the page -------------------------------------------------------------------------------------------------------
-
-
-#: By name of a table a function, and what it is given.
-_TABLES: dict[str, tuple[Any, ...]] = {
-    "front": (front_table, "smollm2"),
-    "gemma-front": (front_table, "gemma3"),
-    "heads": (heads_apart, "smollm2"),
-}
-
-
-def real(name: str) -> str:
-    """One of them."""
-    make, *arguments = _TABLES[name]
-    return make(*arguments)
