@@ -138,17 +138,25 @@ def answers(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
     Args:
         titles: what to call models.
     """
-    found: dict[tuple[str, int], dict[Cache, dict[int, dict[int, Row]]]] = {}
+    rows = list(rows)
+    held = {key: lines(own) for key, own in cells(rows).items()}
+    found: dict[Cell, dict[Cache, dict[int, dict[int, Row]]]] = {}
     for row in rows:
         if row["kind"] == "answer":
-            caches = found.setdefault((row["model"], row["length"]), {})
+            caches = found.setdefault(cell_of(row), {})
             parts = caches.setdefault(cache_of(row), {})
             parts.setdefault(row["question"], {})[row["document"]] = row
     texts = []
-    for (model, length), caches in sorted(found.items()):
+    for (model, length, chunk), caches in sorted(found.items()):
+        lines_of = held.get((model, length, chunk), {})
         body = [
-            [title(name), part, f"{len(parts[0])}", *(_apart(parts[at].values()) for at in parts)]
-            for (name, part), parts in caches.items()
+            [
+                title(one[0]),
+                one[1] or lines_of.get(one, {}).get("memory", ""),
+                f"{len(parts[0])}",
+                *(_apart(parts[at].values()) for at in parts),
+            ]
+            for one, parts in caches.items()
             if len(parts[0]) >= FEWEST
         ]
         if body:

@@ -218,7 +218,7 @@ def test_chunks_are_compared_by_the_questions_of_both_ways(script: ModuleType) -
 
 
 def test_long_answers_make_a_line_with_errors(script: ModuleType) -> None:
-    key = {"kind": "answer", "model": "m", "length": 2048, "cache": "keydiff", "share": "1/4"}
+    key = {"kind": "answer", "model": "m", "length": 2048, "chunk": 512, "cache": "keydiff", "share": "1/4"}
     rows = [
         {**key, "document": number, "question": at, "kl": 0.5 + number % 2, "same": 0.75}
         for number in range(4)
