@@ -12,6 +12,8 @@ from long_tables import FEWEST, FULL, Cache, Row, able, cache_of, cells, in_orde
 
 #: What a document that is read takes.
 _COSTS = ("reading, s", "peak, MiB")
+#: Rows, and the lines of caches, by length.
+_Lengths = tuple[dict[int, list[Row]], dict[int, dict[Cache, dict[str, str]]]]
 
 
 def by_length(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
@@ -21,8 +23,7 @@ def by_length(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
         titles: what to call models; their order, too.
     """
     found = []
-    for model, own in _in_chunks(rows, titles).items():
-        made = {length: lines(of_length) for length, of_length in own.items()}
+    for model, (_, made) in _in_chunks(rows, titles).items():
         body = []
         for one in in_order(one for of_length in made.values() for one in of_length):
             longest = max(length for length, of_length in made.items() if one in of_length)
@@ -44,7 +45,7 @@ def by_kind(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
         titles: what to call models; their order, too.
     """
     found = []
-    for model, own in _in_chunks(rows, titles).items():
+    for model, (own, made) in _in_chunks(rows, titles).items():
         asked = [
             {**row, "document": (length, row["document"])}
             for length, of_length in own.items()
@@ -54,7 +55,6 @@ def by_kind(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
         ]
         kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in asked)]
         if len(kinds) > 1:
-            made = {length: lines(of_length) for length, of_length in own.items()}
             longest = made[max(made)]
             everywhere = [one for one in longest if all(one in of_length for of_length in made.values())]
             body = []
@@ -67,13 +67,14 @@ def by_kind(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
     return "\n\n".join(found)
 
 
-def _in_chunks(rows: Iterable[Row], titles: Mapping[str, str]) -> dict[str, dict[int, list[Row]]]:
-    """Rows by model and length, of lengths at which enough documents were read in chunks."""
-    found: dict[str, dict[int, list[Row]]] = {model: {} for model in titles}
+def _in_chunks(rows: Iterable[Row], titles: Mapping[str, str]) -> dict[str, _Lengths]:
+    """Rows and lines by model and length, of lengths at which enough documents were read in chunks."""
+    found: dict[str, _Lengths] = {model: ({}, {}) for model in titles}
     for (model, length, chunk), own in sorted(cells(rows).items()):
-        if chunk and FULL in lines(own):
-            found.setdefault(model, {})[length] = own
-    return {model: own for model, own in found.items() if own}
+        if chunk and FULL in (made := lines(own)):
+            of_model = found.setdefault(model, ({}, {}))
+            of_model[0][length], of_model[1][length] = own, made
+    return {model: both for model, both in found.items() if both[0]}
 
 
 def ways(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:

@@ -139,7 +139,7 @@ def answers(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
         titles: what to call models.
     """
     rows = list(rows)
-    held = {key: lines(own) for key, own in cells(rows).items()}
+    read = cells(rows)
     found: dict[Cell, dict[Cache, dict[int, dict[int, Row]]]] = {}
     for row in rows:
         if row["kind"] == "answer":
@@ -148,11 +148,11 @@ def answers(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
             parts.setdefault(row["question"], {})[row["document"]] = row
     texts = []
     for (model, length, chunk), caches in sorted(found.items()):
-        lines_of = held.get((model, length, chunk), {})
+        held = lines(read.get((model, length, chunk), []))
         body = [
             [
                 title(one[0]),
-                one[1] or lines_of.get(one, {}).get("memory", ""),
+                one[1] or held.get(one, {}).get("memory", ""),
                 f"{len(parts[0])}",
                 *(_apart(parts[at].values()) for at in parts),
             ]

@@ -6,13 +6,12 @@ import gzip
 import json
 from collections.abc import Iterator
 from functools import cache
-from itertools import chain, repeat
 
 from common import cell
 from measured import RESULTS
 from pandas import DataFrame, concat
 from real_rows import percent
-from writing import listed, table
+from writing import listed, table, titled
 
 #: Models, as the pages call them, in the order of tables.
 MODELS = {
@@ -58,12 +57,11 @@ def rows(model: str) -> DataFrame:
 def memory(_: str) -> str:
     """The table of all models: caches at shares of the memory."""
     header = ("model", "cache", "memory", "bits", "text: nats lost", *_QUESTIONS, "of", "dtype")
-    return table(header, [line for model in MODELS for line in _lines(model)])
+    return table(header, [line for model, title in MODELS.items() for line in titled(title, _lines(model))])
 
 
 def _lines(model: str) -> Iterator[list[str]]:
     frame = rows(model)
-    titles = chain([MODELS[model]], repeat(""))
     for name in CACHES:
         for share in _PUBLISHED if name not in _OURS else SHARES:
             group = group_of(frame, name, share)
@@ -73,7 +71,7 @@ def _lines(model: str) -> Iterator[list[str]]:
                 texts = group[group["use"] == "text"]
                 counts = ", ".join(str(one["prompt"].nunique()) for one in (texts, *columns))
                 dtype = listed([*group["dtype"].unique()])
-                yield [next(titles), CACHES[name], SHARES[share], _bits(group), *cells, counts, dtype]
+                yield [CACHES[name], SHARES[share], _bits(group), *cells, counts, dtype]
 
 
 def group_of(frame: DataFrame, name: str, share: float) -> DataFrame:

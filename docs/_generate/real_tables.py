@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from functools import cache
-from itertools import zip_longest
 
 from common import cell
 from memory_tables import MODELS
@@ -19,7 +18,7 @@ from real_rows import (
     load,
     percent,
 )
-from writing import table
+from writing import table, titled
 
 #: Former defaults and what else is gone, of which rows are kept; of texts and needles those of `auto` say which prompts
 #: count.
@@ -51,7 +50,7 @@ def right(group: DataFrame) -> str:
 def published(_: str) -> str:
     """One budget, one line per model and policy: running text, and questions that were not known and known."""
     made = {name: _policies(name) for name in _PUBLISHED}
-    body = [line for lines, _ in made.values() for line in lines]
+    body = [line for name, (lines, _) in made.items() for line in titled(_PUBLISHED[name], lines)]
     counted = "; ".join(f"{_PUBLISHED[name]}: {count}" for name, (_, count) in made.items())
     return f"{table(('model', 'policy', *_SIDES), body)}\n\nThe same under all policies. {counted}."
 
@@ -64,9 +63,9 @@ def _policies(name: str) -> tuple[list[list[str]], str]:
     far = [side.groupby("policy")["kl"].mean() for side in sides]
     order = shipped((far[0] + far[1]).dropna().sort_values(kind="stable").index)
     lines = [
-        [title, f"`{policy}`", lost.get(policy, "not run")]
+        [f"`{policy}`", lost.get(policy, "not run")]
         + [shown(side[side["policy"] == policy]) for side in sides for shown in (right, apart)]
-        for title, policy in zip_longest([_PUBLISHED[name]], order, fillvalue="")
+        for policy in order
     ]
     counts = " and ".join(str(sum(side["policy"] == "auto")) for side in sides)
     return lines, f"{len(full(texts))} texts, {counts} prompts"

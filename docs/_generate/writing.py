@@ -19,6 +19,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: in
     return "\n".join(_line(cells) for cells in (header, rule, *rows))
 
 
+def titled(title: str, rows: Iterable[Sequence[str]]) -> Iterator[list[str]]:
+    """Rows behind a column that the first of them has alone."""
+    for at, row in enumerate(rows):
+        yield ["" if at else title, *row]
+
+
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
