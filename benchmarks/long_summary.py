@@ -17,34 +17,37 @@ _Lengths = tuple[dict[int, list[Row]], dict[int, dict[Cache, dict[str, str]]]]
 
 
 def by_length(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
-    """What each cache answers in chunks, a table for each model, two columns for each length.
+    """What each cache answers in chunks, two columns for each length.
 
     Args:
         titles: what to call models; their order, too.
     """
-    found = []
-    for model, (_, made) in _in_chunks(rows, titles).items():
-        body = []
+    found = _in_chunks(rows, titles)
+    lengths = sorted({length for _, made in found.values() for length in made})
+    body = []
+    for model, (_, made) in found.items():
+        read = ", ".join(made[length][FULL]["documents"] if length in made else "-" for length in lengths)
+        name = f"{titles.get(model, model)}: {read} documents"
         for one in in_order(one for of_length in made.values() for one in of_length):
-            longest = max(length for length, of_length in made.items() if one in of_length)
-            line = {name: made[longest][one][name] for name in ("cache", "memory")}
-            for length, of_length in made.items():
-                cells_of = of_length.get(one, {})
-                line[f"{length:,}, {of_length[FULL]['documents']} documents"] = cells_of.get("all kinds", "")
-                line[f"nats lost at {length:,}"] = cells_of.get("text: nats lost", "")
+            longest = made[max(length for length, of_length in made.items() if one in of_length)][one]
+            line = {"model": name, "cache": longest["cache"], "memory": longest["memory"]}
+            for length in lengths:
+                of_one = made.get(length, {}).get(one, {})
+                line[f"right, {length:,}"] = of_one.get("all kinds", "")
+                line[f"nats lost, {length:,}"] = of_one.get("text: nats lost", "")
             body.append(line)
-        found.append(f"{titles.get(model, model)}:\n\n{shown(body)}")
-    return "\n\n".join(found)
+            name = ""
+    return shown(body)
 
 
 def by_kind(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
     """What each cache answers in chunks of each kind of questions, over all lengths at which it was measured; what it
-    costs at the longest. A table for each model that answers more than one kind.
+    costs at the longest. Of models that answer more than one kind.
 
     Args:
         titles: what to call models; their order, too.
     """
-    found = []
+    body = []
     for model, (own, made) in _in_chunks(rows, titles).items():
         asked = [
             {**row, "document": (length, row["document"])}
@@ -53,18 +56,17 @@ def by_kind(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
             for row in of_length
             if row["kind"] in kinds
         ]
-        kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in asked)]
-        if len(kinds) > 1:
+        if len({row["kind"] for row in asked}) > 1:
             longest = made[max(made)]
-            everywhere = [one for one in longest if all(one in of_length for of_length in made.values())]
-            body = []
-            for one in everywhere:
-                of_one = of_cache(asked, one)
-                right = {KINDS[kind]: share(row for row in of_one if row["kind"] == kind) for kind in kinds}
-                body.append({name: (longest[one] | right)[name] for name in ("cache", "memory", *right, *_COSTS)})
-            where = f"{len(own)} lengths; seconds and bytes of " if len(own) > 1 else ""
-            found.append(f"{titles.get(model, model)}, {where}{max(own):,} tokens:\n\n{shown(body)}")
-    return "\n\n".join(found)
+            name = f"{titles.get(model, model)}: {min(own):,} to {max(own):,} tokens"
+            for one in longest:
+                if all(one in of_length for of_length in made.values()):
+                    of_one = of_cache(asked, one)
+                    right = {KINDS[kind]: share(row for row in of_one if row["kind"] == kind) for kind in KINDS}
+                    of_longest = {column: longest[one][column] for column in ("cache", "memory", *_COSTS)}
+                    body.append({"model": name} | of_longest | right)
+                    name = ""
+    return shown(body) if body else ""
 
 
 def _in_chunks(rows: Iterable[Row], titles: Mapping[str, str]) -> dict[str, _Lengths]:

@@ -140,31 +140,21 @@ def answers(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
     """
     rows = list(rows)
     read = cells(rows)
-    found: dict[Cell, dict[Cache, dict[int, dict[int, Row]]]] = {}
+    found: dict[tuple[Cell, Cache], dict[int, dict[int, Row]]] = {}
     for row in rows:
         if row["kind"] == "answer":
-            caches = found.setdefault(cell_of(row), {})
-            parts = caches.setdefault(cache_of(row), {})
+            parts = found.setdefault((cell_of(row), cache_of(row)), {})
             parts.setdefault(row["question"], {})[row["document"]] = row
-    texts = []
-    for (model, length, chunk), caches in sorted(found.items()):
-        held = lines(read.get((model, length, chunk), []))
-        body = [
-            [
-                title(one[0]),
-                one[1] or held.get(one, {}).get("memory", ""),
-                f"{len(parts[0])}",
-                *(_apart(parts[at].values()) for at in parts),
-            ]
-            for one, parts in caches.items()
-            if len(parts[0]) >= FEWEST
-        ]
-        if body:
-            starts = sorted(next(iter(caches.values())))
-            size = starts[1] - starts[0]
-            header = ("cache", "memory", "answers", *(f"{at + 1} to {at + size}" for at in starts))
-            texts.append(f"{titles.get(model, model)}, behind {length:,} tokens:\n\n{table(header, body)}")
-    return "\n\n".join(texts)
+    body = []
+    for (one_cell, one), parts in sorted(found.items(), key=lambda item: item[0][0]):
+        if (number := len(parts[0])) >= FEWEST:
+            model, length, _ = one_cell
+            memory_of = one[1] or lines(read.get(one_cell, [])).get(one, {}).get("memory", "")
+            own = [titles.get(model, model), f"{length:,}", title(one[0]), memory_of, f"{number}"]
+            body.append([*own, *(_apart(parts[at].values()) for at in sorted(parts))])
+    starts = sorted({start for parts in found.values() for start in parts})
+    header = ("model", "behind", "cache", "memory", "answers", *(f"from {at + 1}" for at in starts))
+    return table(header, body) if body else ""
 
 
 def _apart(rows: Iterable[Row]) -> str:
@@ -188,6 +178,7 @@ def tables(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
 
 
 def shown(found: Iterable[Mapping[str, str]]) -> str:
-    """A table of lines, all of the same columns."""
+    """A table of lines, all of the same columns, without those that are empty."""
     body = list(found)
-    return table(tuple(body[0]), [[*line.values()] for line in body])
+    header = tuple(name for name in body[0] if any(line[name] for line in body))
+    return table(header, [[line[name] for name in header] for line in body])

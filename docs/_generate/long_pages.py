@@ -31,7 +31,8 @@ def _rows() -> tuple[Row, ...]:
 
 def long_rows(_: str) -> str:
     """What is answered in chunks, by length and by kind."""
-    return f"{by_length(_rows(), _MODELS)}\n\nBy kind of question. {by_kind(_rows(), _MODELS)}"
+    kinds = "By kind of question, over all lengths; seconds and bytes of the longest:"
+    return f"{by_length(_rows(), _MODELS)}\n\n{kinds}\n\n{by_kind(_rows(), _MODELS)}"
 
 
 def long_ways(_: str) -> str:
@@ -42,12 +43,10 @@ def long_ways(_: str) -> str:
 
 
 def long_answers(_: str) -> str:
-    """A table for each model and length of which there are long answers; "" = none was measured."""
-    made = answers(_rows(), _MODELS)
+    """How far caches are from the full cache while long answers are read."""
     return (
-        made
-        and "How far predictions are from the full cache's, in nats, and how many first choices are the same, "
-        f"while the full cache's own answer is read one token at a time:\n\n{made}"
+        "How far predictions are from the full cache's, in nats, and how many first choices are the same, while the "
+        f"full cache's own answer is read one token at a time; 250 tokens each:\n\n{answers(_rows(), _MODELS)}"
     )
 
 
