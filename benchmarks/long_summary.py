@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from math import sqrt
 from statistics import stdev
 
-from common import cell, table
+from common import cell
 from long_documents import KINDS
 from long_tables import FEWEST, FULL, Cache, Row, able, cache_of, cells, in_order, lines, of_cache, share, shown, title
 
@@ -99,28 +99,18 @@ def ways(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
             more = [sum(pair[0] - pair[1] for pair in pairs) for pairs in asked.values()]
             lost = [pair[0] - pair[1] for pairs in texts.values() for pair in pairs]
             body.append(
-                [
-                    titles.get(model, model),
-                    f"{length:,} in {chunk}",
-                    f"{title(one[0])}, {one[1]}",
-                    f"{len(texts)}",
-                    f"{chunks}/{number}",
-                    f"{whole}/{number}",
-                    f"{100 * sum(more) / number:+.1f} ± {100 * stdev(more) * sqrt(len(more)) / number:.1f}",
-                    cell(lost, 3, "+"),
-                ]
+                {
+                    "model": titles.get(model, model),
+                    "tokens": f"{length:,} in {chunk}",
+                    "cache": f"{title(one[0])}, {one[1]}",
+                    "documents": f"{len(texts)}",
+                    "right in chunks": f"{chunks}/{number}",
+                    "in one forward": f"{whole}/{number}",
+                    "more, %": f"{100 * sum(more) / number:+.1f} ± {100 * stdev(more) * sqrt(len(more)) / number:.1f}",
+                    "text: nats lost": cell(lost, 3, "+"),
+                }
             )
-    header = (
-        "model",
-        "tokens",
-        "cache",
-        "documents",
-        "right in chunks",
-        "in one forward",
-        "more, %",
-        "text: nats lost",
-    )
-    return table(header, body) if body else ""
+    return shown(body) if body else ""
 
 
 def _pairs(
