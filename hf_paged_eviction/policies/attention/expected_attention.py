@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ...attention.weights import Attention
+from ...tensors.pieces import PIECE_BYTES
 from ..attention_policy import AttentionPolicy
 from ..base import ScoreContext, Statistics
 from ..checks import check_between, check_count, check_flag
@@ -108,7 +109,7 @@ class ExpectedAttention(AttentionPolicy):
         if self.covariance:
             spread = statistics["scatter"] / statistics["weight"].clamp_min(1e-20)[:, None, None, None]
             spread = self._ahead(self._ahead(spread, context).mT, context).unflatten(1, (heads, -1))
-            logits = logits + ((keys[:, :, None] @ spread) * keys[:, :, None]).sum(-1) / 2
+            logits = logits + _spread_along(keys, spread) / 2
         rivals = context.valid & (context.positions >= self.n_sink)
         logits = logits.masked_fill(~rivals[:, :, None], float("-inf"))
         expected: Tensor = logits.softmax(-1).nan_to_num(0.0).mean(2)
@@ -125,3 +126,18 @@ class ExpectedAttention(AttentionPolicy):
         scores = self.attention(context) + self.epsilon
         scores = scores * l2_norm(context.values) if self.value_norm else scores
         return scores.masked_fill(context.valid & (context.positions < self.n_sink), float("inf"))
+
+
+def _spread_along(keys: Tensor, spread: Tensor) -> Tensor:
+    """`k^T S k` of keys `[B, H, T, D]` and symmetric `S` `[B, H, G, D, D]`: `[B, H, G, T]`.
+
+    The `S` that belong to a KV head stand side by side, because a product with each would copy the keys for each.
+    """
+    beside = spread.transpose(2, 3).flatten(3)  # [B, H, D, G * D]
+    rows, heads, dim, width = beside.shape
+    size = max(1, PIECE_BYTES[keys.device.type] // (4 * rows * heads * width))
+    parts = []
+    for piece in keys.split(size, dim=2):
+        product = (piece @ beside).unflatten(-1, (-1, dim))  # [B, H, t, G, D]
+        parts.append(product.mul_(piece[:, :, :, None]).sum(-1))
+    return torch.cat(parts, dim=2).mT
