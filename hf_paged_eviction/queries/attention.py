@@ -144,7 +144,7 @@ def paged_eviction_attention(
         mask = additive(per_query_head(mask, query), query, key, causal)
         options = {"scaling": queries.logits.scaling, "softcap": softcap, "s_aux": s_aux, "dropout": dropout}
         output, weights = eager(module, query, key, value, mask, **options, **kwargs)
-    elif mask is not None and query.shape[2] == 1:
+    elif query.shape[2] == 1 and (mask is not None or key.device.type == "cpu"):
         output = _single(queries, value, mask, dropout)
     elif mask is not None and is_own and 1 < mask.shape[1] == key.shape[1] and key.device.type == "cpu":
         output = _by_kv_head(queries, value, mask, dropout)
@@ -158,16 +158,16 @@ def paged_eviction_attention(
     return output, weights
 
 
-def _single(queries: Queries, value: Tensor, mask: Tensor, dropout: float) -> Tensor:
+def _single(queries: Queries, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """sdpa of one query per row, `[batch, 1, query_heads, dim]`.
 
     Query heads that share a KV head are its queries: where there is a mask, compiled code would otherwise copy keys and
-    values for each of them.
+    values for each of them, and on a CPU the kernel for bfloat16 takes ten times as long for one query at a time.
     """
     query, key = queries.query, queries.key
     sets, tokens = key.shape[1:3]
-    mask = mask[..., :tokens]  # what hands over masks of all slots may hand over keys of some
-    if mask.shape[1] > 1:
+    mask = None if mask is None else mask[..., :tokens]  # masks of all slots may be handed over with keys of some
+    if mask is not None and mask.shape[1] > 1:
         mask = mask.reshape(mask.shape[0], sets, -1, tokens)
     packed = query.reshape(query.shape[0], sets, -1, query.shape[-1])
     output = scaled_dot_product_attention(
