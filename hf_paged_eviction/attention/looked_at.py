@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..tensors.pieces import PIECE_BYTES
+from ..tensors.pieces import per_piece
 from .weights import Attention, far
 
 #: Keys that are compared at once: their products with all queries stay in a processor's cache.
@@ -31,7 +31,7 @@ def looked_at(attention: Attention, threshold: float, distance: int) -> Tensor:
 def _by_weights(attention: Attention, threshold: float, distance: int) -> Tensor:
     """The same from all weights, which are computed in pieces."""
     rows, heads, _, _ = attention.queries.shape
-    size = max(1, PIECE_BYTES[attention.keys.device.type] // (4 * rows * heads * attention.keys.shape[2]))
+    size = per_piece(attention.keys.device, rows * heads * attention.keys.shape[2])
     looked = torch.zeros(attention.key_positions.shape, dtype=torch.bool, device=attention.keys.device)
     pieces = zip(attention.queries.split(size, 2), attention.query_positions.split(size, 1), strict=True)
     for queries, positions in pieces:

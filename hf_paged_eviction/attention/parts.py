@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..tensors.pieces import PIECE_BYTES
+from ..tensors.pieces import per_piece
 from .weights import Logits
 
 
@@ -65,7 +65,7 @@ def read(query: Tensor, part: Part, logits: Logits) -> Read:
         query: `[batch, query_heads, q, dim]`; `G` query heads share a KV head.
     """
     rows, heads, count, _ = query.shape
-    size = max(1, PIECE_BYTES[query.device.type] // (4 * rows * heads * max(part.keys.shape[2], 1)))
+    size = per_piece(query.device, rows * heads * part.keys.shape[2])
     pieces = []
     for start in range(0, count, size):
         bias = part.bias

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ..tensors.pieces import PIECE_BYTES
+from ..tensors.pieces import per_piece
 
 
 def unit_keys(keys: Tensor, valid: Tensor) -> Tensor:
@@ -14,7 +14,7 @@ def unit_keys(keys: Tensor, valid: Tensor) -> Tensor:
 
 def piece_size(tokens: Tensor) -> int:
     """Number of rows of a token x token matrix that fit into a piece, for `[batch, kv_heads, tokens]`."""
-    return max(1, PIECE_BYTES[tokens.device.type] // (4 * tokens.numel()))
+    return per_piece(tokens.device, tokens.numel())
 
 
 def redundancy(keys: Tensor, positions: Tensor, threshold: float) -> Tensor:

@@ -166,9 +166,9 @@ def _single(queries: Queries, value: Tensor, mask: Tensor | None, dropout: float
     """
     query, key = queries.query, queries.key
     sets, tokens = key.shape[1:3]
-    mask = None if mask is None else mask[..., :tokens]  # masks of all slots may be handed over with keys of some
-    if mask is not None and mask.shape[1] > 1:
-        mask = mask.reshape(mask.shape[0], sets, -1, tokens)
+    if mask is not None:
+        mask = mask[..., :tokens]  # what hands over masks of all slots may hand over keys of some
+        mask = mask if mask.shape[1] == 1 else mask.reshape(mask.shape[0], sets, -1, tokens)
     packed = query.reshape(query.shape[0], sets, -1, query.shape[-1])
     output = scaled_dot_product_attention(
         packed, key, value, attn_mask=mask, dropout_p=dropout, scale=queries.logits.scaling

@@ -18,7 +18,7 @@ from ..policies import EvictionPolicy, QueryCount, Statistics
 from ..store.columns import Columns, cat_rows, gather_slots
 from ..store.tensors import byte_count
 from ..tensors.parts import map_tensors
-from ..tensors.pieces import PIECE_BYTES
+from ..tensors.pieces import per_piece
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def fold(
         positions = positions.gather(-1, chosen.clamp_min(0)).masked_fill(chosen < 0, -1)
         query, lse = gather_slots(query, chosen.clamp_min(0)[:, None]), None
     rows, heads, _, dim = query.shape
-    size = max(1, PIECE_BYTES[query.device.type] // (4 * rows * heads * (key.shape[2] if weights else dim)))
+    size = per_piece(query.device, rows * heads * (key.shape[2] if weights else dim))
     pieces = query.split(size, dim=2)
     sums = [None] * len(pieces) if lse is None else lse.split(size, dim=2)
     for piece, at, its in zip(pieces, positions.split(size, dim=1), sums, strict=True):

@@ -15,6 +15,7 @@ from hf_paged_eviction.attention import in_order
 from hf_paged_eviction.attention import looked_at as module
 from hf_paged_eviction.attention.looked_at import looked_at
 from hf_paged_eviction.attention.weights import Attention, Logits
+from hf_paged_eviction.tensors.pieces import PIECE_BYTES
 from waiting import Watch
 
 
@@ -80,7 +81,7 @@ def test_the_weights_of_a_head_never_exist() -> None:
 def test_pieces_of_queries_show_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     given = drawn(3)
     whole = looked_at(Attention(**given), 0.02, 5)
-    monkeypatch.setattr(module, "PIECE_BYTES", {"cpu": 4 * 12 * 700 * 7})
+    monkeypatch.setitem(PIECE_BYTES, "cpu", 4 * 12 * 700 * 7)
     assert torch.equal(looked_at(Attention(**given), 0.02, 5), whole)
 
 

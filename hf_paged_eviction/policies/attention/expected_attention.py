@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...attention.weights import Attention
-from ...tensors.pieces import PIECE_BYTES
+from ...tensors.pieces import per_piece
 from ..attention_policy import AttentionPolicy
 from ..base import ScoreContext, Statistics
 from ..checks import check_between, check_count, check_flag
@@ -135,7 +135,7 @@ def _spread_along(keys: Tensor, spread: Tensor) -> Tensor:
     """
     beside = spread.transpose(2, 3).flatten(3)  # [B, H, D, G * D]
     rows, heads, dim, width = beside.shape
-    size = max(1, PIECE_BYTES[keys.device.type] // (4 * rows * heads * width))
+    size = per_piece(keys.device, rows * heads * width)
     parts = []
     for piece in keys.split(size, dim=2):
         product = (piece @ beside).unflatten(-1, (-1, dim))  # [B, H, t, G, D]
