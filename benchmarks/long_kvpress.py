@@ -23,7 +23,7 @@ from typing import Any
 
 from kvpress import AdaKVPress, ExpectedAttentionPress, KVzipPress
 from long_documents import Document
-from long_reader import FULL, Reader, add_options, append, facts_of_run, measure, question_rows
+from long_reader import FULL, Reader, add_options, append, facts_of_run, measure
 from transformers import DynamicCache
 
 PRESSES = {"adakv": lambda ratio: AdaKVPress(ExpectedAttentionPress(ratio)), "kvzip": KVzipPress}
@@ -69,7 +69,7 @@ def main() -> None:
     append(options.output, [facts_of_run(options, {**used, "torch_threads": 1, "device": "cpu"})])
     kinds = [Pressed(FULL), *(Pressed(*text.strip().split("@")) for text in options.caches.split(","))]
     with without_template(reader.model, reader.tokenizer):
-        measure(options, reader, kinds, options.documents, "read", lambda *what: question_rows(reader, *what))
+        measure(options, reader, kinds)
 
 
 if __name__ == "__main__":

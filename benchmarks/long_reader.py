@@ -8,7 +8,7 @@ import inspect
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -130,9 +130,13 @@ class Reader:
         cost = {"seconds": round(seconds, 2), "peak": max(most, now), "bytes": now, "stored": stored}
         return cache, logits, cost
 
-    def feed(self, ids: Tensor, cache: Any, keep: int | Tensor = 0) -> Tensor:
-        """Logits in float32 of the last `keep` tokens, 0 = all, or of tokens by index, `[1, tokens, vocabulary]`."""
-        given = {self._argument: cache, "use_cache": True, "logits_to_keep": keep}
+    def feed(self, ids: Tensor, cache: Any, keep: int | Tensor = 0, **places: Tensor) -> Tensor:
+        """Logits in float32 of the last `keep` tokens, 0 = all, or of tokens by index, `[rows, tokens, vocabulary]`.
+
+        Args:
+            places: mask and positions of a padded batch.
+        """
+        given = {self._argument: cache, "use_cache": True, "logits_to_keep": keep, **places}
         logits: Tensor = self.model(input_ids=ids, **given).logits
         return logits.float()
 
@@ -193,41 +197,40 @@ def append(file: Path, rows: list[Row]) -> None:
         opened.write("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def measure(
-    options: argparse.Namespace,
-    reader: Reader,
-    kinds: Iterable[Kind],
-    count: int,
-    done: str,
-    rows_of: Callable[[Document, Kind, set[int] | None], Iterable[Row]],
-) -> None:
-    """Measure what is missing, and append it.
+def measure(options: argparse.Namespace, reader: Reader, kinds: Iterable[Kind]) -> None:
+    """Ask what is missing, and append it.
 
     Args:
-        options: `name`, `length`, `chunk`, `first`, `output`.
-        count: documents.
-        done: the kind of row that a document has which was measured.
-        rows_of: rows of a document and a cache; the last are the questions that the full cache answers.
+        options: `name`, `length`, `chunk`, `first`, `documents`, `output`.
     """
     started = time.monotonic()
-    for index in range(options.first, options.first + count):
+    for index in range(options.first, options.first + options.documents):
         one = document(reader.tokenizer, options.length, index)
         for kind in kinds:
-            key = {"model": options.name, "length": options.length, "chunk": options.chunk, "document": index}
-            key |= {"digest": one.digest, "cache": kind.name, "share": kind.share}
-            rows = read_rows(options.output)
-            if any(row["kind"] == done and row.items() >= key.items() for row in rows):
+            key, rows = key_of(options, index, one, kind), read_rows(options.output)
+            if is_there(rows, key, "read"):
                 continue
             wanted = None if kind.name == FULL else _answered(rows, key)
             with torch.inference_mode():
-                made = [{**key, **row} for row in rows_of(one, kind, wanted)]
+                made = [{**key, **row} for row in question_rows(reader, one, kind, wanted)]
             append(options.output, made)
             right, asked = sum(row.get("right", 0) for row in made), sum("right" in row for row in made)
             print(
-                f"{options.name} {options.length}, document {index - options.first + 1} of {count}, "
+                f"{options.name} {options.length}, document {index - options.first + 1} of {options.documents}, "
                 f"{kind.name} {kind.share}: {right} of {asked} right, {time.monotonic() - started:.0f} s",
                 flush=True,
             )
+
+
+def key_of(options: argparse.Namespace, index: int, one: Document, kind: Kind) -> Row:
+    """What rows of a document and a cache have in common."""
+    key = {"model": options.name, "length": options.length, "chunk": options.chunk, "document": index}
+    return key | {"digest": one.digest, "cache": kind.name, "share": kind.share}
+
+
+def is_there(rows: Iterable[Row], key: Row, kind: str) -> bool:
+    """Whether rows of a kind are there."""
+    return any(row["kind"] == kind and row.items() >= key.items() for row in rows)
 
 
 def _answered(rows: Iterable[Row], key: Row) -> set[int]:

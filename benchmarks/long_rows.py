@@ -29,18 +29,16 @@ from __future__ import annotations
 import argparse
 import copy
 import warnings
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import torch
 from common import timed_on
+from long_answers import ANSWER, measure_answers
 from long_documents import Document
-from long_reader import FILE, FULL, Reader, Row, add_options, append, facts_of_run, measure, question_rows, read_rows
-from torch import Tensor
+from long_reader import FILE, FULL, Reader, add_options, append, facts_of_run, measure, read_rows
 from transformers import DynamicCache, QuantizedCache
 
 from hf_paged_eviction import PagedEvictionCache, prepare
@@ -50,8 +48,6 @@ PREPARED, UNPREPARED, ORACLE = "prepared", "unprepared", "oracle"
 _SIZED = (FULL, "int4", "int2", "bits8", "bits4", "bits3", "bits2")
 #: Tokens of a question with its answer, or of the text that follows; and of a block.
 _BEHIND, _BLOCK = 256, 16
-#: Tokens of a long answer, and of a part of it that has a row of its own.
-_ANSWER, _PART = 1000, 250
 
 
 @dataclass(frozen=True)
@@ -104,54 +100,19 @@ class Held:
             )
 
 
-class Answers:
-    """How far the predictions of a long answer are from the full cache's, in parts.
-
-    The full cache writes the answer of a document, greedily; the others are fed it, one token at a time.
-    """
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-        self._digest = ""
-        self._ids, self._expected = torch.empty(0), torch.empty(0)
-
-    def rows(self, one: Document, kind: Held) -> Iterator[Row]:
-        """Rows of one cache and document: divergence from the full cache in nats, and the share of equal choices."""
-        if self._digest != one.digest:
-            self._ids, self._expected = self._write(one)
-            self._digest = one.digest
-        cache, last, _ = self._reader.read(one, kind)
-        logits = [last[0, -1], *(self._reader.feed(token.view(1, 1), cache)[0, -1] for token in self._ids[:-1])]
-        found = torch.stack(logits).log_softmax(-1)
-        for at in range(0, _ANSWER, _PART):
-            theirs, ours = self._expected[at : at + _PART], found[at : at + _PART]
-            far = (theirs.exp() * (theirs - ours)).sum(-1).mean()
-            same = (theirs.argmax(-1) == ours.argmax(-1)).float().mean()
-            yield {"kind": "answer", "question": at, "kl": round(float(far), 5), "same": round(float(same), 4)}
-
-    def _write(self, one: Document) -> tuple[Tensor, Tensor]:
-        """The full cache's answer, `[_ANSWER]`, and its log probabilities, `[_ANSWER, vocabulary]`."""
-        cache, last, _ = self._reader.read(one, Held(FULL))
-        logits = [last[0, -1]]
-        while len(logits) < _ANSWER:
-            logits.append(self._reader.feed(logits[-1].argmax().view(1, 1), cache)[0, -1])
-        likely = torch.stack(logits).log_softmax(-1)
-        return likely.argmax(-1), likely
-
-
 def _run(options: argparse.Namespace) -> None:
-    reader = Reader.of(options.model, options.chunk)
     kinds = [Held.of(text) for text in options.caches.split(",")]
+    if options.answers and any(kind.name == ORACLE for kind in kinds):
+        raise SystemExit(f"--answers: documents are one batch, and {ORACLE} knows the facts of one alone; leave it out")
+    reader = Reader.of(options.model, options.chunk)
     if any(kind.name in (PREPARED, ORACLE) for kind in kinds):
         print(f"profile: {prepare(reader.model, reader.tokenizer).path}", flush=True)
     reader.model.set_attn_implementation("paged_eviction")
     append(options.output, [facts_of_run(options, timed_on())])
     if options.answers:
-        answers = Answers(reader)
-        measure(options, reader, kinds, options.answers, "answer", lambda one, kind, _: answers.rows(one, kind))
+        measure_answers(options, reader, Held(FULL), kinds)
     else:
-        of_all = [Held(FULL), *kinds]
-        measure(options, reader, of_all, options.documents, "read", lambda *what: question_rows(reader, *what))
+        measure(options, reader, [Held(FULL), *kinds])
 
 
 def _table(options: argparse.Namespace) -> None:
@@ -173,7 +134,7 @@ def main() -> None:
         type=int,
         default=0,
         metavar="N",
-        help=f"instead of questions: the full cache's own {_ANSWER} next tokens on N documents",
+        help=f"instead of questions: the full cache's own {ANSWER} next tokens on N documents",
     )
     run.set_defaults(go=_run)
     table = commands.add_parser("table", help="print what there is")

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -114,7 +115,8 @@ def test_a_cache_that_holds_everything_answers_as_the_full_one(script: ModuleTyp
     one = document(Characters(), 4000, 0)
     with torch.inference_mode():
         full, all_held = (
-            list(script.question_rows(reader, one, script.Held.of(text), {0, 9, 17})) for text in ("full", "random@1")
+            list(long("reader").question_rows(reader, one, script.Held.of(text), {0, 9, 17}))
+            for text in ("full", "random@1")
         )
     assert [row.get("answer") for row in full] == [row.get("answer") for row in all_held]
     for theirs, ours in zip(full[:-1], all_held[:-1], strict=True):
@@ -229,15 +231,23 @@ def test_long_answers_make_a_line_with_errors(script: ModuleType) -> None:
     assert "| m | 2,048 | `keydiff` | 1/4 | 4 | 1.0000 ± 0.2887; 75.0 % | 1.0000 ± 0.2887; 75.0 % |" in text
 
 
-def test_a_long_answer_of_a_cache_that_holds_all_is_the_full_one(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.filterwarnings("ignore:Attention now reaches further")
+def test_long_answers_of_a_batch_are_those_of_each_document(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(script, "_ANSWER", 12)
-    monkeypatch.setattr(script, "_PART", 4)
-    answers = script.Answers(script.Reader(models.shared("llama", "paged_eviction"), Characters(), 512))
-    one = document(Characters(), 4000, 0)
-    with torch.inference_mode():
-        same, far = (list(answers.rows(one, script.Held.of(text))) for text in ("full", "random@1/16"))
-    assert [row["question"] for row in same] == [0, 4, 8]
-    assert all(row["kl"] == pytest.approx(0, abs=1e-5) and row["same"] == 1 for row in same)
-    assert all(row["kl"] > 1e-4 for row in far)
+    monkeypatch.setattr(long("answers"), "ANSWER", 12)
+    monkeypatch.setattr(long("answers"), "PART", 4)
+    reader = script.Reader(models.shared("llama", "paged_eviction"), Characters(), 0)
+    options = Namespace(name="m", length=4000, chunk=0, first=0, answers=2, output=tmp_path / "both.jsonl")
+    kinds = [script.Held.of(text) for text in ("full", "bits4", "random@1/2", "random@1/16")]
+    for _ in range(2):  # the second time there is nothing left
+        long("answers").measure_answers(options, reader, kinds[0], kinds)
+    rows = script.read_rows(options.output)
+    assert [row["question"] for row in rows] == [0, 4, 8] * 8
+    assert all(row["kl"] == pytest.approx(0, abs=1e-5) and row["same"] == 1 for row in rows[:6])
+    assert all(row["kl"] > 1e-4 for row in rows[-6:])
+    for index, batched in enumerate((rows[6:9], rows[9:12])):
+        alone = Namespace(**{**vars(options), "first": index, "answers": 1, "output": tmp_path / f"{index}.jsonl"})
+        long("answers").measure_answers(alone, reader, kinds[0], kinds[1:2])
+        for row, other in zip(script.read_rows(alone.output), batched, strict=True):
+            assert row.pop("kl") == pytest.approx(other["kl"], rel=0.05) and row.items() <= other.items()
