@@ -145,8 +145,8 @@ def answers(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
         if row["kind"] == "answer":
             parts = found.setdefault((cell_of(row), cache_of(row)), {})
             parts.setdefault(row["question"], {})[row["document"]] = row
-    body = []
-    for (one_cell, one), parts in sorted(found.items(), key=lambda item: item[0][0]):
+    body, places = [], in_order(one for _, one in found)
+    for (one_cell, one), parts in sorted(found.items(), key=lambda item: (item[0][0], places.index(item[0][1]))):
         if (number := len(parts[0])) >= FEWEST:
             model, length, _ = one_cell
             memory_of = one[1] or lines(read.get(one_cell, [])).get(one, {}).get("memory", "")
