@@ -20,6 +20,7 @@ import command_pages
 import comparison_table
 import endless_picture
 import long_pages
+import longbench_table
 import measured
 import memory_tables
 import peers_tables
@@ -48,6 +49,7 @@ GENERATORS: dict[str, Callable[[str], str]] = {
     "long-front": long_pages.front,
     "long-rows": long_pages.long_rows,
     "long-ways": long_pages.long_ways,
+    "longbench": longbench_table.longbench,
     "memory": memory_tables.memory,
     "peers": peers_tables.peers,
     "policies": policy_pages.sections,
