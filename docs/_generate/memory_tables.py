@@ -29,8 +29,8 @@ CACHES = {
     "random": "random eviction",
 }
 SHARES = {1 / 2: "1/2", 1 / 4: "1/4", 1 / 8: "1/8", 1 / 16: "1/16"}
-#: Caches that have all shares, and the share of the others.
-_OURS, _PUBLISHED = ("prepared", "without"), 1 / 8
+#: Caches that have all shares, and the shares of the others.
+_OURS, _PUBLISHED = ("prepared", "without"), (1 / 4, 1 / 8)
 #: Columns of right answers: a use, and whether the prompts are those with three other keys; None = there are none.
 _QUESTIONS = {
     "one fact, asked after compression: right, %": ("later", False),
@@ -63,7 +63,7 @@ def memory(_: str) -> str:
 def _lines(model: str) -> Iterator[list[str]]:
     frame = rows(model)
     for name in CACHES:
-        for share in SHARES if name in _OURS else (_PUBLISHED,):
+        for share in _PUBLISHED if name not in _OURS else SHARES:
             group = group_of(frame, name, share)
             columns = [asked(group, *question) for question in _QUESTIONS.values()]
             cells = [lost(frame, group), *map(right, columns)]

@@ -17,6 +17,7 @@ from ..store.tensors import with_new
 from ..table.bounds import smallest_budget
 from ..table.moves import empty_out, replace_rows, resize
 from ..table.shifts import moved_shifts
+from ..table.table import BlockTable
 from .layer_state import LayerState, Shown
 from .scores import encode, of_overflow, refresh
 
@@ -132,7 +133,7 @@ def fit(state: LayerState, *, anew: bool = False) -> None:
 def _fit_unequal(state: LayerState, anew: bool) -> None:
     table, scores = state.known, _scores_of_held(state)
     positions = table.positions
-    limits = _limits(state, scores, positions, _protected(state, positions))
+    limits = _limits(state, scores, positions, _protected(state, table, positions))
     if limits is not None and (anew or table.limits is None or not torch.equal(limits, table.limits)):
         _keep_best(state, Held(*state.store.read(table.held), positions), scores, 0, None)
     state.budget.resize(table.capacity)
@@ -160,7 +161,7 @@ def _keep_best(
     table, positions = state.known, tokens.positions
     store, action, budget = state.store, state.action, state.budget
     held, seen = table.counters.held, table.counters.seen
-    protected = _protected(state, positions)
+    protected = _protected(state, table, positions)
     limits = _limits(state, scores, positions, protected)
     if limits is not None:
         size = budget.now.block_size
@@ -211,9 +212,9 @@ def _limits(state: LayerState, scores: Tensor, positions: Tensor, protected: Ten
     return budget.max_tokens(pinned, positions, smallest_budget(state.known.phase.bounds, budget.now))
 
 
-def _protected(state: LayerState, positions: Tensor) -> Tensor:
+def _protected(state: LayerState, table: BlockTable, positions: Tensor) -> Tensor:
     """Bool: the newest tokens of the row, and the tokens in protected spans; the start of the row is such a span."""
-    return state.known.protected(positions) | _newest(state, positions)
+    return table.protected(positions) | _newest(state, positions)
 
 
 def _newest(state: LayerState, positions: Tensor) -> Tensor:
