@@ -139,7 +139,11 @@ def neighbours(right: Any) -> Any:
 BROKEN: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "slot n is token n": (PagedLayer, "get_mask_sizes", lambda right: lambda *args: (right(*args)[0], 0)),
     "positions": (BlockTable, "new_positions", lambda right: lambda self, *args: right(self, *args) + bool(self.seen)),
-    "nothing is protected": (overflow, "_protected", lambda right: lambda state, at: torch.zeros_like(at).bool()),
+    "nothing is protected": (
+        overflow,
+        "_protected",
+        lambda right: lambda state, table, at: torch.zeros_like(at).bool(),
+    ),
     "no pads": (Padding, "columns", lambda right: lambda *args: None),
     "values of a neighbour": (Store, "shown", neighbours),
     "too much is held": (
