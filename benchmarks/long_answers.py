@@ -13,6 +13,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 from tqdm import tqdm
 
+from hf_paged_eviction.integration.feeding import feed
+from hf_paged_eviction_eval.running.prefill import pad_left
+
 #: Tokens of a long answer, and of a part of it that has a row of its own.
 ANSWER, PART = 1000, 250
 
@@ -29,10 +32,8 @@ class Answers:
 
     def __init__(self, reader: Reader, documents: Sequence[Document], full: Kind) -> None:
         self._reader = reader
-        width = max(one.ids.shape[1] for one in documents)
-        ids = torch.cat([pad(one.ids, (width - one.ids.shape[1], 0)) for one in documents])
-        pads = torch.tensor([[width - one.ids.shape[1]] for one in documents])
-        self._mask = (torch.arange(width + ANSWER) >= pads).long()
+        ids, mask = pad_left([one.ids[0].tolist() for one in documents], torch.device("cpu"))
+        self._mask = pad(mask, (0, ANSWER), value=1)
         self._batch = Document(ids, ids[:, :0], (), (), "")
         self._likely: list[Tensor] = []  # [documents, vocabulary] of each token; grows while `full` writes
         for likely in self._predictions(full):
@@ -63,8 +64,7 @@ class Answers:
 
     def _feed(self, ids: Tensor, cache: Any, start: int) -> tuple[Tensor, int]:
         end = start + ids.shape[1]
-        places = (self._mask.cumsum(-1) - 1).clamp_min(0)[:, start:end]
-        return self._reader.feed(ids, cache, 1, attention_mask=self._mask[:, :end], position_ids=places), end
+        return feed(self._reader.model, ids, self._mask[:, :end], cache).float(), end
 
 
 @torch.inference_mode()

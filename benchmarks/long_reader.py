@@ -130,13 +130,9 @@ class Reader:
         cost = {"seconds": round(seconds, 2), "peak": max(most, now), "bytes": now, "stored": stored}
         return cache, logits, cost
 
-    def feed(self, ids: Tensor, cache: Any, keep: int | Tensor = 0, **places: Tensor) -> Tensor:
-        """Logits in float32 of the last `keep` tokens, 0 = all, or of tokens by index, `[rows, tokens, vocabulary]`.
-
-        Args:
-            places: mask and positions of a padded batch.
-        """
-        given = {self._argument: cache, "use_cache": True, "logits_to_keep": keep, **places}
+    def feed(self, ids: Tensor, cache: Any, keep: int | Tensor = 0) -> Tensor:
+        """Logits in float32 of the last `keep` tokens, 0 = all, or of tokens by index, `[1, tokens, vocabulary]`."""
+        given = {self._argument: cache, "use_cache": True, "logits_to_keep": keep}
         logits: Tensor = self.model(input_ids=ids, **given).logits
         return logits.float()
 
