@@ -28,7 +28,7 @@ def load(table: BlockTable, saved: StateDict) -> None:
     table.choice = replace(table.choice, ahead=saved["choice"]["ahead"])
     for name in ("tokens", "phase", "choice", "counters"):
         setattr(table, name, restored(getattr(table, name), saved[name], name))
-    in_range("held", table.counters.held, 1, table.capacity)
+    in_range("held", table.counters.held, 0, table.capacity)  # after crop there may be none
     blocks, ahead = table.capacity // table.block_size, table.choice.ahead.shape[-1]
     most = {
         "pads": table.seen,

@@ -28,6 +28,14 @@ FOUND = {
         seed=9495,
         pass_mask=False,
     ),
+    "saved where crop has left nothing that is held": Case(
+        options={"block_size": 1, "sink_tokens": 0, "budget": 4},
+        calls=(("feed", 3, "any"), ("hide", "end", 2, False), ("crop", 4), ("save",), ("feed", 8, "any")),
+        family="llama",
+        rows=2,
+        seed=901027,
+        pass_mask=False,
+    ),
     "heads get their shares while a single token waits whose query was compared with equal ones": Case(
         options={"block_size": 3, "budget": 18, "record_past": True, "allocator": "heads", "policy": "observed"},
         calls=(("feed", 21, "any"), ("steps", 3, "none")),
