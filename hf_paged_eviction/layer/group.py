@@ -60,10 +60,11 @@ class Group:
         begins = choose(table, scores, None if real is None else real.repeat(len(layers), 1))
         joint.hand_choice()
         if action.acts or table.tokens.shifts is not None:
-            for layer, due, begins_here in zip(layers, joint.due, begins.split(self.rows), strict=True):
-                if due and action.acts:
+            for layer, rows, begins_here in zip(layers, joint.choosing(), begins.split(self.rows), strict=True):
+                chooses = rows is None or len(rows) > 0
+                if chooses and action.acts:
                     layer.plan(begins_here)
-                if due:
+                if chooses:
                     layer.rerotate_keys()
 
     def _scores(self, slots: Tensor | None) -> Tensor:
@@ -81,11 +82,13 @@ class Group:
         return ask(first, keys, values, table.tokens.positions.gather(-1, slots), table.seen - table.pads)
 
     def _all_scores(self, every: bool) -> Tensor:
-        """The scores of all held tokens. In layers where no block is full, none is asked for; unless `every` score
-        stays what it is, such a layer works none out."""
-        scores = []
-        for layer, due, own in zip(self.layers, self.joint.due, self.joint.tables, strict=True):
-            of_layer = in_slots(layer, None) if every or due else own.scores
+        """The scores of all held tokens. Only rows that may choose a victim have theirs worked out, unless `every`
+        score stays what it is."""
+        scores, choosing = [], [None] * len(self.layers) if every else self.joint.choosing()
+        for layer, own, rows in zip(self.layers, self.joint.tables, choosing, strict=True):
+            of_layer = in_slots(layer, None) if rows is None else own.scores
+            if rows is not None and len(rows):
+                of_layer.index_copy_(0, rows, in_slots(layer, None, rows))
             missing = self.table.held - of_layer.shape[-1]
             scores.append(pad(of_layer, (0, missing), value=float("nan")) if missing else of_layer)
         return torch.cat(scores)

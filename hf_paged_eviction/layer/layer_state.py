@@ -361,7 +361,7 @@ class LayerState:
         if self.table is None:
             return
         self.store.columns.map_rows(change)
-        self.table.give(self.table.state.map_rows(change))
+        self.table.map_rows(change)
         self.action.map_rows(change)
         if self.pending is not None:
             self.pending = self.pending.map_rows(change)

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from ..store.exact import Newest
 from ..store.store import Store
+from ..tensors.parts import map_tensors
 from .layer_state import LayerState
 
 
@@ -13,26 +14,31 @@ def ask(state: LayerState, keys: Tensor, values: Tensor, positions: Tensor, seen
     return state.scorer(keys, values, positions, seen, budget=state.budget.for_policy)
 
 
-def in_slots(state: LayerState, slots: Tensor | None) -> Tensor:
-    """Score the tokens in the slots `[B, S, n]`, or all held tokens: `[B, S, n]`."""
-    table, store, recorder = state.known, state.store, state.recorder
+def in_slots(state: LayerState, slots: Tensor | None, rows: Tensor | None = None) -> Tensor:
+    """Score the tokens in the slots `[B, S, n]`, or all held tokens: `[B, S, n]`. `rows` `[m]` int64: of these alone,
+    `[m, S, n]`; None = of all."""
+    table, store, recorder, scores = state.known, state.store, state.recorder, None
     if state.action.scores and table.full:
         scores = state.action.scores()
-        return scores if slots is None else scores.gather(-1, slots)
-    if state.early:
+    elif state.early:
         if (store_to_encode := uncoded(state)) is not None:
             _score_newest(state, store_to_encode.exact.newest_tokens())
-        return table.scores if slots is None else table.scores.gather(-1, slots)
+        scores = table.scores
+    if scores is not None:
+        scores = scores if slots is None else scores.gather(-1, slots)
+        return scores if rows is None else scores[rows]
     held = positions = table.positions
     if slots is None:
-        keys, values = store.read(table.held, state.needs.reads)
+        keys, values = store.read(table.held, state.needs.reads, rows)
     else:
         positions, (keys, values) = held.gather(-1, slots), store.at(slots)
     observer = None if recorder is None else recorder.observer
     statistics = {} if observer is None else observer.statistics(held, slots)
     observed = None if observer is None else observer.count
-    seen, room = table.seen - table.pads, state.budget.for_policy
-    return state.scorer(keys, values, positions, seen, statistics, observed, room)
+    about = positions, table.seen - table.pads, statistics, observed, state.budget.for_policy
+    if rows is not None:
+        about = map_tensors(lambda part: part[rows], about)
+    return state.scorer(keys, values, *about)
 
 
 def of_overflow(state: LayerState, keys: Tensor, values: Tensor, positions: Tensor, count: int) -> Tensor:

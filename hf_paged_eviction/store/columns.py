@@ -123,6 +123,10 @@ class Dense:
         """The layout of the indexed rows, and what makes a column of the former one."""
         return Dense(), change
 
+    def of_rows(self, rows: Tensor, columns: States) -> "tuple[Dense, States]":
+        """Rows `[n]` int64 alone, for reading: their layout and their columns."""
+        return self, {name: column[rows] for name, column in columns.items()}
+
 
 class Columns:
     """Columns by name, with the same slots. They are written in place.
@@ -172,6 +176,12 @@ class Columns:
     def at(self, slots: Tensor) -> States:
         """Read these slots, `[rows, sets, n, ...]` of each column."""
         return self.layout.at(self.tensors, slots)
+
+    def of_rows(self, rows: Tensor) -> "Columns":
+        """Rows `[n]` int64 alone, for reading."""
+        part, (layout, tensors) = copy(self), self.layout.of_rows(rows, self.tensors)
+        part.use(tensors, layout, map_tensors(lambda part: part[rows], self.beside))
+        return part
 
     # ---- tokens ---------------------------------------------------------------------------------------------------
 

@@ -43,6 +43,12 @@ class Segments:
         joined.bounds = torch.cat(starts), torch.cat(lengths)
         return joined
 
+    def of_rows(self, rows: Tensor, columns: States) -> "tuple[Segments, States]":
+        """See `Dense.of_rows`; in the columns of all."""
+        part, (starts, lengths) = copy(self), self.bounds
+        part.bounds = starts[rows], lengths[rows]
+        return part, columns
+
     def shape(self, columns: States) -> tuple[int, int, int]:
         """Number of rows, of KV heads, and of the slots of a padded copy."""
         rows, heads = self.bounds[1].shape

@@ -245,13 +245,13 @@ class Store:
             keys, values = keys.to(self.dtype), values.to(self.dtype)
         return keys, values
 
-    def read(self, held: int | None = None, reads: Sequence[str] = BOTH) -> KeysValues:
+    def read(self, held: int | None = None, reads: Sequence[str] = BOTH, rows: Tensor | None = None) -> KeysValues:
         """Keys and values of the first `held` slots, or of all: `[batch, kv_heads, held, dim]` in the model's dtype.
-        `reads`: which of them; the others may have no channels.
+        `reads`: which of them; the others may have no channels. `rows`: of these `[n]` int64 alone.
 
         Do not write to them: these are views, or decoded copies in a store that encodes tokens.
         """
-        return self.coder.read(self.columns, held, reads)
+        return self.coder.read(self.columns if rows is None else self.columns.of_rows(rows), held, reads)
 
     def at(self, slots: Tensor) -> KeysValues:
         """Like `read`, for the slots `[batch, 1 or kv_heads, n]`."""

@@ -5,6 +5,7 @@ from copy import copy
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from ..tensors.parts import map_tensors, persistent, split_rows
@@ -52,11 +53,17 @@ class Joint:
                 return False
         return True
 
-    @property
-    def due(self) -> list[bool]:
-        """By layer, whether the last column may have filled a block of some row."""
-        at = self.table.counters.seen % self.table.block_size
-        return [at in own.counters.residues for own in self.tables]
+    def choosing(self) -> list[Tensor | None]:
+        """By layer, the rows that may choose a victim now, `[n]` int64; None = all. Reads no tensor."""
+        table, counters = self.table, self.table.counters
+        if self.rows == 1 or counters.in_step:
+            at, none = counters.seen % table.block_size, torch.empty(0, dtype=torch.int64, device=table.device)
+            return [None if at in own.counters.residues else none for own in self.tables]
+        since = (counters.seen - table.phase.full_at).view(len(self.tables), self.rows, -1)
+        chooses = ((since >= 0) & (since % table.block_size == 0)).any(-1)
+        order = chooses.int().argsort(descending=True, stable=True)
+        counts = [own.counters.choosing for own in self.tables]
+        return [None if count == self.rows else rows[:count] for count, rows in zip(counts, order, strict=True)]
 
     def take_counters(self) -> None:
         """Count what the layers' tables have counted."""
@@ -68,7 +75,7 @@ class Joint:
             vars(counters).update(vars(every[0]))
             counters.scored = all([its.scored for its in every])
             counters.held = max([its.held for its in every])
-            counters.know(frozenset[int]().union(*[its.full_at_values for its in every]))
+            counters.know([row for its in every for row in its.by_row])
 
     def write_back(self) -> None:
         """See `BlockTable.write_back`, for all tables."""
@@ -96,9 +103,10 @@ class Joint:
         if len(self.tables) == 1:
             self._note()
             return
-        for own in self.tables:
+        for at, own in enumerate(self.tables):
             if grew:  # all have equal counters, and become full now or later
-                own.counters = replace(table.counters)
+                rows = table.counters.by_row[at * self.rows : (at + 1) * self.rows]
+                own.counters = replace(table.counters, by_row=rows)
             else:
                 own.counters.seen, own.counters.in_arrival_order = table.counters.seen, False
         if grew and table.full:

@@ -8,13 +8,15 @@ from .table import BlockTable
 
 
 def state_of(table: BlockTable) -> StateDict:
-    """All tensors and counters as they are now. What is protected follows from the settings."""
+    """All tensors and counters as they are now. What is protected follows from the settings; which row is in which
+    phase is not kept, as after a permutation."""
+    counters = vars(replace(table.counters, positions_until=table.seen))
     shifts = held_shifts(table) if table.full else table.tokens.shifts
     return {
         "tokens": replace(table.tokens, positions=table.all_positions(), shifts=shifts),
         "phase": {name: part for name, part in vars(table.phase).items() if name != "bounds"},
         "choice": table.choice,
-        "counters": replace(table.counters, positions_until=table.seen),
+        "counters": {name: part for name, part in counters.items() if name != "by_row"},
     }
 
 
@@ -44,3 +46,4 @@ def load(table: BlockTable, saved: StateDict) -> None:
     for name, part in {**vars(table.phase), **vars(table.choice)}.items():
         if name in most and part is not None:
             in_range(name, part, 0, most[name])
+    table.counters.know([table.counters.full_at_values] * table.rows)

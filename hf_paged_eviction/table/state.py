@@ -153,7 +153,8 @@ class Counters:
 
     Attributes:
         block_size: tokens per block.
-        full_at_values: a superset of the values in `Phase.full_at`, which stays valid when rows are permuted.
+        by_row: a superset of the values in `Phase.full_at`, row by row.
+        full_at_values: those of any row.
         residues: these values modulo the block size, which tell when blocks are full.
         held: number of slots in use.
         seen: number of columns seen, pads included.
@@ -166,6 +167,7 @@ class Counters:
     """
 
     block_size: int
+    by_row: tuple[frozenset[int], ...] = ()
     full_at_values: frozenset[int] = frozenset()
     residues: frozenset[int] = frozenset()
     held: int = 0
@@ -196,7 +198,14 @@ class Counters:
         """Number of single tokens until victims are due again, if none of them is a pad."""
         return self.block_size - max([(self.seen - residue) % self.block_size for residue in self.residues])
 
-    def know(self, full_at_values: Iterable[int]) -> None:
-        """Store the values of `full_at`."""
-        self.full_at_values = frozenset(full_at_values)
+    @property
+    def choosing(self) -> int:
+        """The number of rows that may choose a victim now."""
+        due = {at for at in self.full_at_values if at <= self.seen and (self.seen - at) % self.block_size == 0}
+        return sum([not due.isdisjoint(values) for values in self.by_row])
+
+    def know(self, by_row: Iterable[Iterable[int]]) -> None:
+        """Store values of `full_at`, row by row."""
+        self.by_row = tuple(map(frozenset, by_row))
+        self.full_at_values = frozenset[int]().union(*self.by_row)
         self.residues = frozenset([value % self.block_size for value in self.full_at_values])

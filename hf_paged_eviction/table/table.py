@@ -10,7 +10,9 @@ All rows of a layer hold equally many slots; each row has its own phase inside i
 follows from one number, `full_at`: the count of columns seen at which the row holds `budget` real tokens.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -62,7 +64,7 @@ class BlockTable:
         self.absolute_noise = absolute_noise
         self.blocks_ahead = max(1, interval // self.block_size)
         self.counters = Counters(self.block_size)
-        self.counters.know([self.capacity])
+        self.counters.know([[self.capacity]] * rows)
         bounds = bounds_of(budget.spans, budget.protected, rows, device)
         self.give(TableState.empty(bounds, sets, self.capacity, self.block_size, self.blocks_ahead, shifting))
 
@@ -101,6 +103,11 @@ class BlockTable:
     def rows(self) -> int:
         """Number of rows."""
         return self.phase.pads.shape[0]
+
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Apply an indexing of dimension 0. Which row is in which phase is not known then without reading a tensor."""
+        self.give(self.state.map_rows(change))
+        self.counters.know([self.counters.full_at_values] * self.rows)
 
     def check_rows(self, rows: int) -> None:
         """Raise ValueError unless the table has so many rows."""
@@ -157,7 +164,7 @@ class BlockTable:
     def enter(self, phase: Phase) -> None:
         """Rows are in another phase from now on. Reads a tensor."""
         self.phase = phase
-        self.counters.know(phase.full_at.flatten().tolist())
+        self.counters.know(phase.full_at.tolist())
 
     # ---- overwriting, one token at a time -----------------------------------------------------------------------
 
@@ -167,7 +174,7 @@ class BlockTable:
         counters = self.counters
         full_at = self.phase.full_at.clamp_min(counters.seen)
         if min(counters.full_at_values) < counters.seen:
-            counters.know([max(value, counters.seen) for value in counters.full_at_values])
+            counters.know([map(partial(max, counters.seen), row) for row in counters.by_row])
         sizes, phase, order = (self.capacity, self.block_size), self.phase, None
         if self.limits is None and max(counters.full_at_values) == counters.seen:  # neither pads nor dead slots
             newest = torch.full_like(full_at, (self.capacity - 1) // self.block_size)

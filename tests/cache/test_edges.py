@@ -170,8 +170,9 @@ def test_policies_are_told_how_much_was_seen(local: bool) -> None:
         policy.contexts.clear()
         modes.forward(models.shared("llama"), cache, ids, mask, start, stop)
         for context in policy.contexts:
-            counts = (context.seen, (real - 60 + stop).clamp_min(0), (real - 60 + start).clamp_min(0))
-            assert counts[0].tolist() in [counts[1].tolist(), counts[2].tolist()]
+            counts = [(real - 60 + at).clamp_min(0).tolist() for at in (stop, start)]
+            assert any({*context.seen.tolist()} <= {*of_rows} for of_rows in counts)
+            assert len(context.seen) == 3 or not local  # else perhaps of those alone that may choose a victim
             assert context.valid.equal(context.positions >= 0)
             assert (context.positions < context.seen[:, None, None]).all()
             assert context.layer_idx in (0, 1)
