@@ -35,6 +35,11 @@ Seen = list[list[dict[int, int]]]
 Spans = list[tuple[int, int]]
 
 
+def wide(states: Tensor) -> Tensor:
+    """In float32 or wider: what is rounded is not rounded on the way there."""
+    return states.to(torch.promote_types(states.dtype, torch.float32))
+
+
 def by_row(spans: Any) -> list[Spans]:
     """One entry for all rows, or one for each, or for several that follow each other; none = no spans."""
     return [list(spans)] if spans and isinstance(spans[0], tuple) else list(spans or [])
@@ -371,8 +376,8 @@ class SlowCache:
                 offset = self._offset(record, row, kind, position[row])[:, few]
                 sizes = rounding.sizes[kind]
                 sizes = 1.0 if sizes is None else sizes
-                rounded = self._rounded(index, kind, (states[row][:, few] - offset) / sizes)
-                states[row][:, few] = rounded * sizes + offset
+                rounded = self._rounded(index, kind, (wide(states[row][:, few]) - offset) / sizes)
+                states[row][:, few] = (rounded * sizes + offset).to(states)
             moves = kind == int(self.latent) and shifts is not None
             read.append(turned(self.model, index, states, shifts) if moves and states.shape[2] else states)
         return read[0], read[1]
@@ -393,7 +398,7 @@ class SlowCache:
         """Of these columns of this row, see `Rounding.means`."""
         if self.bits[kind] is None or not (kind == 0 or self.latent):
             return None
-        states = record.states[kind][row][:, columns]
+        states = wide(record.states[kind][row][:, columns])
         if record.rotaries[kind] is not None:
             places = (self.real[row].long().cumsum(0) - 1)[columns]
             states = record.rotaries[kind].unrotate(states[None], places[None, None])[0]
@@ -404,7 +409,7 @@ class SlowCache:
         if record.rounding[row].means[kind] is None:
             return None
         offset = self._offset(record, row, kind, self.real[row].long().cumsum(0) - 1)
-        return slow_sizes((record.states[kind][row] - offset)[:, columns])[:, None]
+        return slow_sizes((wide(record.states[kind][row]) - offset)[:, columns])[:, None]
 
     # ---- commit and take back --------------------------------------------------------------------------------------
 
