@@ -293,6 +293,8 @@ def take(
     if count == 1 and table.counters.held == table.capacity:
         _overwrite(state, plan, keys, values, real)
     elif overflows(state, count):
+        if count == 1 and state.store.rounds:  # several were met above
+            state.store.meet(keys, values, real)
         return overflow.take(state, keys, values, real, shown)
     else:
         _append(state, plan, keys, values, real)

@@ -28,6 +28,14 @@ FOUND = {
         seed=9495,
         pass_mask=False,
     ),
+    "a row begins anew with a single token that fills its first block, where pads have to move": Case(
+        options={"block_size": 1, "budget": 4, "bits": 4},
+        calls=(("feed", 3, "none"), ("hide", "row", 1, False), ("feed", 2, "none")),
+        family="llama",
+        rows=2,
+        seed=920287,
+        pass_mask=False,
+    ),
     "saved where crop has left nothing that is held": Case(
         options={"block_size": 1, "sink_tokens": 0, "budget": 4},
         calls=(("feed", 3, "any"), ("hide", "end", 2, False), ("crop", 4), ("save",), ("feed", 8, "any")),
