@@ -44,6 +44,25 @@ def test_the_host_never_waits(policy: str, heads: str) -> None:
     assert [watch.waiting for watch in watches if watch.waiting] == []
 
 
+@pytest.mark.parametrize("settings", [{}, {"bits": 4}, {"heads": "separate"}, {"policy": "h2o"}], ids=str)
+def test_rows_that_are_full_at_other_moments_do_not_wait(settings: dict[str, Any]) -> None:
+    model, rows = models.shared("llama", "paged_eviction"), models.prompts([20, 17, 14], seed=1)
+    ids, mask = models.left_pad(rows)
+    cache = PagedEvictionCache(model.config, **{"budget": 24, "block_size": 4, "policy": "keydiff", **settings})
+    modes.forward(model, cache, ids, mask, 0, 20)
+    waiting = []
+    for step in range(24):
+        ids, mask = torch.cat([ids, ids[:, 5:6]], dim=1), modes.extend(mask, 1)
+        watch = Watch()
+        with pytest.MonkeyPatch.context() as patch:
+            for layer in cache.layers:
+                patch.setattr(layer, "update", within(watch, layer.update))
+            modes.forward(model, cache, ids, mask, ids.shape[1] - 1, ids.shape[1])
+        waiting += watch.waiting if step >= 12 else []  # all rows overwrite their blocks
+    assert not cache.layers[0].state.known.counters.in_step
+    assert waiting == []
+
+
 @pytest.mark.parametrize("budget", [24, 100])
 def test_the_whole_forward_waits_no_more_than_with_dynamic_cache(budget: int) -> None:
     """Mask construction included, growing and full."""
