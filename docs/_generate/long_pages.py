@@ -9,7 +9,7 @@ import memory_tables
 from long_documents import KINDS
 from long_reader import FILE, read_rows
 from long_summary import by_kind, by_length, ways
-from long_tables import FEWEST, able, answers, cells, lines, shown, tables
+from long_tables import FEWEST, able, answers, cells, lines, shown
 
 #: Models, as their rows call them, and as the pages do; the README shows the first one that has a cell.
 _MODELS = {
@@ -37,9 +37,12 @@ def long_rows(_: str) -> str:
 
 def long_ways(_: str) -> str:
     """What chunks lose against one forward, and what presses of kvpress answer, which read in one."""
-    pressed = (rows for rows in cells(_rows()).values() if any(row["cache"] in _PRESSES for row in rows))
-    beside = [row for rows in pressed for row in rows]
-    return f"{ways(_rows(), _MODELS)}\n\n{tables(beside, _MODELS)}"
+    beside: list[dict[str, str]] = []
+    for (model, length, _), rows in sorted(cells(_rows()).items()):
+        if any(row["cache"] in _PRESSES for row in rows):
+            made = [{"model": _MODELS[model], "tokens": f"{length:,}", **line} for line in lines(rows).values()]
+            beside += [dict.fromkeys(beside[0], "") | line for line in made] if beside else made
+    return f"{ways(_rows(), _MODELS)}\n\nIn one forward:\n\n{shown(beside)}"
 
 
 def long_answers(_: str) -> str:
