@@ -23,8 +23,8 @@ class _Decode(ctypes.Structure):
 
 
 class Decoder:
-    """Decodes the first slots of keys or values in float32, to the dtype of `like`. It is valid as long as no tensor is
-    replaced; what is written to them counts.
+    """Decodes the first slots of keys or values to float32. It is valid as long as no tensor is replaced; what is
+    written to them counts.
 
     Args:
         codec: in few bits, with mixed channels.
@@ -54,13 +54,7 @@ class Decoder:
         if codec.rotary is not None:
             turning[:], layout = codec.rotary.of_channels(like.device)
             places, together = positions, heads if bounds is None and positions.shape[1] == 1 else 1
-        of_rows = (statistics.sizes, statistics.mean) if codec.centred else (None, None)
-        sizes, means = wide = [None if part is None else part.float() for part in of_rows]
-        self._converted = [
-            (copy, part)
-            for copy, part in zip(wide, of_rows, strict=True)
-            if copy is not None and part is not None and copy is not part
-        ]
+        sizes, means = (statistics.sizes, statistics.mean) if codec.centred else (None, None)
         self._kept = codes, levels, turn, sizes, means, *turning, places, *(bounds or (None, None))
         slots, step = 0 if bounds else codes.shape[2], 0 if sizes is None else sizes.stride(1)
         self._call = _Decode(
@@ -73,9 +67,7 @@ class Decoder:
     def __call__(self, held: int) -> Tensor:
         """The first `held` slots, `[rows, heads, held, dim]`; zeros beyond the end of a segment."""
         like, call = self._like, self._call
-        for copy, part in self._converted:
-            copy.copy_(part)
-        output = like.new_empty(*like.shape[:2], held, like.shape[-1], dtype=torch.float32)
+        output = like.new_empty(*like.shape[:2], held, like.shape[-1])
         call.output, call.held, call.room = output.data_ptr(), held, held
         self._decode(self._at)
-        return output.to(like.dtype)
+        return output

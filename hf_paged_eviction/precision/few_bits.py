@@ -113,7 +113,7 @@ class FewBits:
         exact, part, codec = columns.beside, _PARTS[place], self.codecs[place]
         like, bounds = (exact.keys, exact.values)[place], columns.layout.bounds
         parts = [columns.tensors[name] for name in (f"{part}_codes", f"{part}_levels", "positions")]
-        readable = type(codec) is Codec and codec.bits and codec.turned and like.dtype != torch.float64
+        readable = type(codec) is Codec and codec.bits and codec.turned and like.dtype == torch.float32
         contiguous = all([part.is_contiguous() for part in (*parts, *(bounds or ()))])
         if not (readable and contiguous and like.is_cpu and fused.available(like.device)):
             return None
