@@ -17,15 +17,14 @@ def in_whole_blocks(weights: Sequence[Tensor], mean: BlockBudget, tokens: Tensor
     Args:
         weights: `[rows, n]` for each layer, see `share_out`.
         mean: mean share.
-        tokens: `[rows]` number of tokens of each row. No share needs more than their whole blocks: then all shares are
-            full when the row overflows, and choose their victims at the same moments.
+        tokens: `[rows]` number of tokens of each row, beyond which a share is of no use.
 
     Returns:
         `[rows, n]` int64 tokens for each layer, on the CPU.
     """
     size, widths = mean.block_size, [layer_weights.shape[1] for layer_weights in weights]
     every = torch.cat([layer_weights.cpu() for layer_weights in weights], dim=1)
-    blocks = share_out(every, mean.capacity // size * sum(widths), mean.smallest // size, tokens // size)
+    blocks = share_out(every, mean.capacity // size * sum(widths), mean.smallest // size, -(-tokens // size))
     return list((blocks * size).split(widths, dim=1))
 
 

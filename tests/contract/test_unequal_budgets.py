@@ -49,17 +49,6 @@ def shares(cache: PagedEvictionCache) -> list[torch.Tensor]:
     return by_layer
 
 
-@pytest.mark.parametrize("bits", [None, 4])
-@pytest.mark.parametrize("length", [40, 41, 43])
-def test_heads_that_need_the_whole_text_choose_with_the_others(length: int, bits: int | None) -> None:
-    model, heads = models.shared("llama", OURS), Heads.of([[0.1, 1.9], [1.2, 0.8]])
-    cache = PagedEvictionCache(model.config, 24, BLOCK, policy="keydiff", allocator=heads, heads="separate", bits=bits)
-    ids, mask = models.left_pad(models.prompts([length, length - 6]))
-    modes.forward(model, cache, ids, mask, 0, length)
-    assert [row[1] for row in shares(cache)[0].tolist()] == [40, (length - 6) // BLOCK * BLOCK]
-    assert all(layer.table.counters.in_step for _, layer in cache.paged_layers)
-
-
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("mode", KINDS)
 def test_exact(mode: str, padded: bool) -> None:

@@ -127,9 +127,9 @@ def operators(cases: dict[str, dict[str, Any]] = OPERATORS) -> dict[str, tuple[f
 
 
 def thirty_layers(folder: Path) -> Iterator[tuple[str, dict[str, list[Call]]]]:
-    """Of 30 layers, as SmolLM2 has: the calls of a prompt that overflows, of the first token behind it, of one inside a
-    block, of the most expensive one around the end of a block, and of a token before the cache is full; by case. A
-    profile is written into `folder`."""
+    """Of 30 layers, as SmolLM2 has: the calls of a prompt that overflows, of the first token and the third behind it,
+    when some heads have room left, of a token inside a block, of the most expensive one around the end of a block, and
+    of a token before the cache is full; by case. A profile is written into `folder`."""
     draw = torch.Generator().manual_seed(3)
     table = 0.25 + 1.5 * torch.rand(30, 2, generator=draw)
     heads: dict[str, Any] = {"allocator": Heads.of(table.tolist()), "heads": "separate"}
@@ -147,7 +147,9 @@ def thirty_layers(folder: Path) -> Iterator[tuple[str, dict[str, list[Call]]]]:
     for name, options in cases.items():
         text = Text("paged_eviction", layers=30, **options)
         events = {"overflow": text.calls(PROMPT), "first token": text.calls(1)}
-        for _ in range(16):
+        text.read(1)
+        events["third token"] = text.calls(1)
+        for _ in range(14):
             text.read(1)
         steps = [text.calls(1) for _ in range(32)]
         events |= {"token": min(steps, key=len), "end of a block": max(steps, key=len)}
