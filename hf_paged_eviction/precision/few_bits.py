@@ -113,6 +113,7 @@ class FewBits:
         exact, part, codec = columns.beside, _PARTS[place], self.codecs[place]
         like, bounds = (exact.keys, exact.values)[place], columns.layout.bounds
         parts = [columns.tensors[name] for name in (f"{part}_codes", f"{part}_levels", "positions")]
+        # In bfloat16 it takes less time too, but of 28 documents that were read so it lost 21 answers and won 13.
         readable = type(codec) is Codec and codec.bits and codec.turned and like.dtype == torch.float32
         contiguous = all([part.is_contiguous() for part in (*parts, *(bounds or ()))])
         if not (readable and contiguous and like.is_cpu and fused.available(like.device)):
