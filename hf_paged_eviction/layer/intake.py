@@ -286,15 +286,11 @@ def take(
     limits = state.budget.table
     if count == 1 and limits.foreseen is not None and limits.foresees(table.counters.seen):
         waited = _divide_filled(state, real, waited)
-    if state.offered is None and count > 1 and state.store.rounds:
-        state.store.meet(keys, values, real)
     if state.offered is None and recorder is not None:
         recorder.prepare(table, count, real)
     if count == 1 and table.counters.held == table.capacity:
         _overwrite(state, plan, keys, values, real)
     elif overflows(state, count):
-        if count == 1 and state.store.rounds:  # several were met above
-            state.store.meet(keys, values, real)
         return overflow.take(state, keys, values, real, shown)
     else:
         _append(state, plan, keys, values, real)
@@ -348,6 +344,7 @@ def _append_to_encode(state: LayerState, plan: Plan, keys: Tensor, values: Tenso
         table.append(count, real)
         _encode_block(state, plan)
     else:
+        state.store.meet(keys, values, real)
         encode(state)
         table.append(count, real)
         positions = table.positions

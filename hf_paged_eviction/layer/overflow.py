@@ -35,8 +35,10 @@ def take(
         Keys and values of all of them, for attention: `[B, H, held + n, dim]`.
     """
     table, store, recorder, limits = state.known, state.store, state.recorder, state.budget.table
-    encode(state)
     held, count, offered = table.counters.held, keys.shape[2], state.offered
+    if store.rounds and offered is None:  # else they have been met
+        store.meet(keys, values, real)
+    encode(state)
     arriving = None if recorder is None or count == 1 else recorder.positions
     positions = table.positions_with(table.new_positions(count, real)[:, 0] if arriving is None else arriving)
     if limits.unequal and offered is None:  # else they are settled already
