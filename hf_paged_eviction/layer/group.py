@@ -61,11 +61,11 @@ class Group:
         joint.hand_choice()
         if action.acts or table.tokens.shifts is not None:
             for layer, rows, begins_here in zip(layers, joint.choosing(), begins.split(self.rows), strict=True):
-                chooses = rows is None or len(rows) > 0
-                if chooses and action.acts:
+                if rows is not None and not len(rows):
+                    continue
+                if action.acts:
                     layer.plan(begins_here)
-                if chooses:
-                    layer.rerotate_keys()
+                layer.rerotate_keys()
 
     def _scores(self, slots: Tensor | None) -> Tensor:
         """The scores of the tokens in these slots `[layers * B, S, n]`, as each layer gives them; None = of all."""
