@@ -178,7 +178,7 @@ def tables(rows: Iterable[Row], titles: Mapping[str, str] = {}) -> str:
 
 
 def shown(found: Iterable[Mapping[str, str]]) -> str:
-    """A table of lines, all of the same columns, without those that are empty."""
+    """A table of lines, with those columns of the first one that are not empty; others may lack some."""
     body = list(found)
-    header = tuple(name for name in body[0] if any(line[name] for line in body))
-    return table(header, [[line[name] for name in header] for line in body])
+    header = tuple(name for name in body[0] if any(line.get(name) for line in body))
+    return table(header, [[line.get(name, "") for name in header] for line in body])

@@ -37,11 +37,12 @@ def long_rows(_: str) -> str:
 
 def long_ways(_: str) -> str:
     """What chunks lose against one forward, and what presses of kvpress answer, which read in one."""
-    beside: list[dict[str, str]] = []
-    for (model, length, _), rows in sorted(cells(_rows()).items()):
-        if any(row["cache"] in _PRESSES for row in rows):
-            made = [{"model": _MODELS[model], "tokens": f"{length:,}", **line} for line in lines(rows).values()]
-            beside += [dict.fromkeys(beside[0], "") | line for line in made] if beside else made
+    beside = [
+        {"model": _MODELS[model], "tokens": f"{length:,}", **line}
+        for (model, length, _), rows in sorted(cells(_rows()).items())
+        if any(row["cache"] in _PRESSES for row in rows)
+        for line in lines(rows).values()
+    ]
     return f"{ways(_rows(), _MODELS)}\n\nIn one forward:\n\n{shown(beside)}"
 
 
